@@ -199,10 +199,7 @@ class _Plain:
     def feed(self, chunk: bytes) -> bytes:
         window = _masked(self._forms, self._held + chunk)
         length = self._forms.overlap(self._forms.reduced(window[-_HELD:]), 1)
-        start = len(window)
-        while length:
-            start -= 1
-            length -= len(self._forms.reduced(window[start : start + 1]))
+        start = self._forms.start_of_last(window, length)
         if start < len(window):
             first = max(0, start - _LEADING)
             while start > first and not self._forms.reduced(window[start - 1 : start]):
@@ -377,22 +374,24 @@ class _Events:
     def __init__(self, forms: SecretForms) -> None:
         self._forms = forms
         self._held = _Held(forms)
-        self._begun = b""
+        self._begun = bytearray()
+        """The begin of an event, without its end."""
         self._shape: _Shape | None = None
         """The shape of the latest event, so that the next one need not be decoded."""
         self._shapes = 0
 
     def feed(self, chunk: bytes) -> bytes:
-        begun = self._begun + chunk
-        end = _last_end(begun)
-        self._begun = begun[end:]
+        before = len(self._begun)
+        self._begun += chunk
+        end = _last_end(self._begun, max(0, before - 2))
+        whole = bytes(self._begun[:end])
+        del self._begun[:end]
         if len(self._begun) > _EVENT:
             raise _not_inspected("an event is too large")
-        return self._released(begun[:end])
+        return self._released(whole)
 
     def end(self) -> bytes:
-        begun, self._begun = self._begun, b""
-        return self._released(begun) + self._held.end()
+        return self._released(bytes(self._begun)) + self._held.end()
 
     def _released(self, block: bytes) -> bytes:
         block = _masked(self._forms, block)
@@ -410,12 +409,12 @@ class _Events:
         return texts
 
 
-def _last_end(text: bytes) -> int:
-    """Return where the last whole event in `text` ends, whichever line ends it uses; 0 without one."""
+def _last_end(text: bytearray, start: int) -> int:
+    """Return where the last whole event in `text` ends, whichever line ends it uses; 0 if no end is after `start`."""
     if text.endswith(b"\n\n"):
         return len(text)
     marks = (b"\n\n", b"\n\r\n", b"\n\r", b"\r\r")
-    return max((at + len(mark) for mark in marks if (at := text.rfind(mark)) >= 0), default=0)
+    return max((at + len(mark) for mark in marks if (at := text.rfind(mark, start)) >= 0), default=0)
 
 
 def _split(block: bytes) -> list[bytes]:
@@ -487,7 +486,7 @@ class _Frames:
     def __init__(self, forms: SecretForms) -> None:
         self._forms = forms
         self._held = _Held(forms)
-        self._begun = b""
+        self._begun = bytearray()
 
     def feed(self, chunk: bytes) -> bytes:
         self._begun += chunk
@@ -498,7 +497,8 @@ class _Frames:
                 raise _not_inspected("a frame of the stream is malformed")
             if len(self._begun) < length:
                 break
-            frame, self._begun = self._begun[:length], self._begun[length:]
+            frame = bytes(self._begun[:length])
+            del self._begun[:length]
             released.append(self._held.pass_on(frame, self._texts(frame, frame[12 + head : -4])))
         return b"".join(released)
 

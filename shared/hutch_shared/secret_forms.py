@@ -19,6 +19,7 @@ import codecs
 import json
 import re
 import sys
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -325,6 +326,14 @@ class SecretForms:
     def reduced(self, text: bytes) -> bytes:
         """Return `text` in the form in which it is compared with this secret."""
         return text if self._exact else _reduced(text)
+
+    def start_of_last(self, text: bytes, length: int) -> int:
+        """Return where the last `length` characters that are compared begin in `text`."""
+        size = length
+        while len(self.reduced(text[len(text) - size :])) < length:
+            size = min(2 * size, len(text))
+        places = range(len(text) - size, len(text) + 1)
+        return places[bisect_right(places, -length, key=lambda at: -len(self.reduced(text[at:]))) - 1]
 
     def overlap(self, text: bytes, least: int) -> int:
         """Return how many of the last characters of a text may be a part of a form that goes on.

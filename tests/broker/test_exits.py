@@ -391,3 +391,19 @@ def test_the_escapes_of_a_text_do_not_depend_on_the_characters_before_them() -> 
             escaped = "".join("\\" * count + f"u{ord(one):04x}" for one in KEY)
 
             assert SecretForms(KEY).found(f"{before}{escaped}".encode())
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    ("kind", "begin", "piece", "end"),
+    [("text/event-stream", b"data: ", b"y" * 512, b"\n\n"), ("text/plain", RAW[14:30], b" " * 512, b"end")],
+    ids=["event", "text that begins like the key"],
+)
+def test_what_is_held_for_long_arrives_in_time(kind: str, begin: bytes, piece: bytes, end: bytes) -> None:
+    """An event of 4 MiB and a long run of blanks, in small chunks, arrive whole; each chunk costs little time."""
+    mask = AnswerMask(SecretForms(KEY), kind, "", "")
+    pieces = (4 << 20 if kind == "text/event-stream" else 256 << 10) // len(piece)
+    held = mask.feed(begin) + b"".join(mask.feed(piece) for _ in range(pieces))
+    released = mask.feed(end) + mask.end()
+
+    assert (held, released) == (b"", begin + piece * pieces + end)
