@@ -9,7 +9,7 @@ Loading the table takes a quarter of a second, on a thread. The first look-up of
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from copy import copy
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -36,6 +36,8 @@ _VERSION: Final = re.compile(
     r"[-@](\d{8}|\d{4}-\d{2}-\d{2}|\d{3}|\d{4}|latest|default|preview(-\d{2}-\d{2,4})?|exp(-\d{2}-\d{2})?|)$"
 )
 """What may follow a model's name: a version of the same model. The table's beginnings of names may end within one."""
+_LISTED: Final = 5
+"""The most names in a sentence: the sentence is stored with the request, and the provider chooses the names."""
 _CACHED_MODELS: Final = 1000
 """The bound of the cache of models: agents choose the names."""
 
@@ -109,10 +111,10 @@ class PriceTable:
     def usd(self, provider: str | None, tokens: TokenCount) -> float | Unpriced:
         """Return the price of what a request used, or why it is unknown. `provider` is a name in the table."""
         if not tokens.known:
-            named = ", ".join(sorted(map(_shown, tokens.missing)))
+            named = _listed(tokens.missing)
             return Unpriced(f"The provider did not report usage that can be read{f' ({named})' if named else ''}.")
         if tokens.unpriced:
-            return Unpriced(f"The price of {', '.join(sorted(map(_shown, tokens.unpriced)))} is unknown.")
+            return Unpriced(f"The price of {_listed(tokens.unpriced)} is unknown.")
         rates = self.rates(provider, tokens)
         return rates if isinstance(rates, Unpriced) else rates.usd(tokens)
 
@@ -225,6 +227,11 @@ def _names(clause: Any, name: str) -> bool:
     if hasattr(clause, "equals") or hasattr(clause, "regex"):
         return bool(clause.is_match(name))
     return False
+
+
+def _listed(names: Set[str]) -> str:
+    shown = ", ".join(map(_shown, sorted(names)[:_LISTED]))
+    return shown if len(names) <= _LISTED else f"{shown} and {len(names) - _LISTED} more"
 
 
 def _shown(text: str) -> str:

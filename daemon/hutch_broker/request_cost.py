@@ -22,6 +22,8 @@ __all__ = ["RequestAsk", "how_to_price", "most", "read_request"]
 
 _HIDDEN: Final = 2000
 """Tokens that a provider adds to the input by itself: instructions for tools, for instance."""
+_MAX_TEXT: Final = 200
+"""The number of characters that are kept of the model's name and other words: agents choose them."""
 _MODEL_IN_PATH: Final = re.compile(r"/models?/([^/:]+(?:(?::|%3[Aa])\d+)?)")
 
 
@@ -77,7 +79,7 @@ def read_request(dialect: DialectName, path: str, body: bytes) -> RequestAsk | N
     if path.endswith(("/embeddings", ":embedContent")):
         output = 0
     return RequestAsk(
-        model=_text(asked, "model") or (named[1] if named else ""),
+        model=_text(asked, "model") or (named[1][:_MAX_TEXT] if named else ""),
         size=len(body),
         output=None if output is None else output * answers,
         searches=_searches(asked.get("tools")),
@@ -123,7 +125,7 @@ def _count(of: Mapping[str, Any], name: str) -> int | None:
 
 def _text(of: Mapping[str, Any], name: str) -> str:
     value = of.get(name)
-    return value if isinstance(value, str) else ""
+    return value[:_MAX_TEXT] if isinstance(value, str) else ""
 
 
 def _word(of: Mapping[str, Any], name: str, *usual: str) -> str:

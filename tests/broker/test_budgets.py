@@ -210,6 +210,11 @@ def test_a_request_for_a_model_without_a_price_says_so() -> None:
     )
 
 
+def test_only_the_begin_of_a_models_name_is_kept() -> None:
+    """An agent cannot fill the record or the cache of prices with names."""
+    assert asked(model="m" * 1_000_000, max_tokens=1).model == "m" * 200
+
+
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b"[" * 100_000, b'{"model": "\xff"}'])
 def test_a_body_that_is_no_object_cannot_be_read(body: bytes) -> None:
     """Nothing is raised."""

@@ -181,6 +181,16 @@ def test_what_has_no_price_makes_the_request_unknown(more: Any, why: str) -> Non
     assert PriceTable({}).usd("anthropic", with_usage(**more)) == Unpriced(why)
 
 
+@pytest.mark.parametrize("more", [{f"k{at:05}": 1 for at in range(20_000)}, {f"{at:05}" * 40: 1 for at in range(900)}])
+def test_a_reason_is_short_however_much_the_provider_names(more: Any) -> None:
+    """It names five counters, shortened, and how many more there are."""
+    unpriced = PriceTable({}).usd("anthropic", with_usage(**more))
+
+    assert isinstance(unpriced, Unpriced)
+    assert f" and {len(more) - 5} more is unknown." in unpriced.why
+    assert len(unpriced.why) < 500
+
+
 def test_counters_that_are_zero_and_times_cost_nothing() -> None:
     """Only whole numbers above 0 count something."""
     assert PriceTable({}).usd("anthropic", with_usage(video_seconds=0, queue_time=0.25, fine=True)) == pytest.approx(
