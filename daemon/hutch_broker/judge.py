@@ -173,8 +173,8 @@ def allowed(dialect: DialectName, headers: Iterable[Header]) -> list[Header]:
 
 def forwarded(headers: Iterable[Header]) -> list[Header]:
     """Return the headers of an answer to forward: all except those of the connection, credentials and compression."""
-    named = _named_by_connection(headers := list(headers))
-    return [(name, value) for name, value in headers if name.lower() not in _LEFT_OUT | named]
+    left_out = _LEFT_OUT | _named_by_connection(headers := list(headers))
+    return [(name, value) for name, value in headers if name.lower() not in left_out]
 
 
 def _named_by_connection(headers: Iterable[Header]) -> set[str]:
