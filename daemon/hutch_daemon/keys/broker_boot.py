@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hutch_daemon.keys.supervisor import link_token
 from hutch_daemon.settings import Settings
 from hutch_shared import broker_link as link
 
@@ -33,17 +32,19 @@ class BrokerPaths:
         )
 
 
-def boot_line(settings: Settings, paths: BrokerPaths, environ: Mapping[str, str], *, everyone: bool) -> link.BrokerBoot:
-    """Return the boot line. Proxies come from `environ` (`HTTPS_PROXY`, `NO_PROXY`) unless the settings name one.
+def boot_line(
+    settings: Settings, paths: BrokerPaths, token: str, environ: Mapping[str, str], *, everyone: bool
+) -> link.BrokerBoot:
+    """Return the boot line. `token` is the control link's.
 
-    Blocks: reads the token of the control link, or creates it.
+    Proxies come from `environ` (`HTTPS_PROXY`, `NO_PROXY`) unless the settings name one.
     """
     chosen = settings.broker
     proxies = {name[:-6].lower(): value for name, value in environ.items() if name.lower().endswith("_proxy") and value}
     if chosen.proxy is not None:
         proxies = {**proxies, "https": chosen.proxy}
     return link.BrokerBoot(
-        token=link_token(paths.token),
+        token=token,
         control=str(paths.control),
         socket=str(paths.socket),
         everyone=everyone,

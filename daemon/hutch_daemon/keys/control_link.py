@@ -9,10 +9,11 @@ from contextlib import suppress
 from typing import Final
 
 import anyio
+from anyio import to_thread
 from anyio.abc import TaskGroup
 
 from hutch_daemon.keys.broker_boot import BrokerPaths, boot_line
-from hutch_daemon.keys.supervisor import BrokerProcess, Link
+from hutch_daemon.keys.supervisor import BrokerProcess, Link, link_token
 from hutch_daemon.settings import SettingsInForce
 from hutch_shared import broker_link as link
 from hutch_shared import messages as m
@@ -147,12 +148,12 @@ class ControlLink:
         self._paths.socket.parent.chmod(0o755 if self._everyone else 0o700)
         if not self._paths.control.exists():  # if it exists, an earlier hutchd left a broker: link with it at once
             await self._start_requested.wait()
-        process = BrokerProcess(
-            boot_line(self._settings.current, self._paths, self._environ, everyone=self._everyone),
-            self._handlers,
-            log_path=self._paths.log,
-            environ=self._environ,
-        )
+        token = await to_thread.run_sync(link_token, self._paths.token)
+
+        def boot() -> link.BrokerBoot:
+            return boot_line(self._settings.current, self._paths, token, self._environ, everyone=self._everyone)
+
+        process = BrokerProcess(boot, self._handlers, log_path=self._paths.log, environ=self._environ)
         backoff = Backoff(*_PAUSES)
         try:
             while True:

@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -69,14 +69,17 @@ class BrokerProcess:
 
     def __init__(
         self,
-        boot: link.BrokerBoot,
+        boot: Callable[[], link.BrokerBoot],
         handlers: Mapping[str, Handler[None]],
         *,
         log_path: Path,
         command: tuple[str, ...] = (sys.executable, "-m", "hutch_broker"),
         environ: Mapping[str, str] = os.environ,
     ) -> None:
-        """Start brokers with `command` and this boot line; their output goes to `log_path`."""
+        """Start brokers with `command`; their output goes to `log_path`.
+
+        `boot` returns the boot line by the settings of now. Its token and control socket stay the same.
+        """
         self._boot = boot
         self._serves = Dispatcher(link.FROM_BROKER, handlers)
         self._log_path = log_path
@@ -88,7 +91,8 @@ class BrokerProcess:
     @asynccontextmanager
     async def linked(self) -> AsyncIterator[tuple[Link, link.BrokerWelcome]]:
         """Link with the running broker, or with a new one. HutchError if neither can be reached."""
-        stream = await self._dial() or await self._start()
+        boot = self._boot()
+        stream = await self._dial(boot) or await self._start(boot)
         peer: Link = Peer(
             stream,
             serves=self._serves,
@@ -98,7 +102,7 @@ class BrokerProcess:
             timeouts=Timeouts(quiet=30.0),
         )
         async with peer.serving():
-            hello = link.BrokerHello(token=self._boot.token)
+            hello = link.BrokerHello(token=boot.token)
             try:
                 welcome: link.BrokerWelcome = await peer.call("hello", hello, _HELLO)
             except HutchError as error:
@@ -108,27 +112,27 @@ class BrokerProcess:
                 raise
             yield peer, welcome
 
-    async def _dial(self) -> SocketStream | None:
+    async def _dial(self, boot: link.BrokerBoot) -> SocketStream | None:
         try:
-            stream = await dial(Path(self._boot.control), _HELLO)
+            stream = await dial(Path(boot.control), _HELLO)
         except OSError:
             return None
         if _other_end(stream).uid not in (0, os.geteuid()):
             await stream.aclose()
-            raise HutchError(Reason.NOT_ALLOWED, f"Another account listens on {self._boot.control}.")
+            raise HutchError(Reason.NOT_ALLOWED, f"Another account listens on {boot.control}.")
         return stream
 
-    async def _start(self) -> SocketStream:
+    async def _start(self, boot: link.BrokerBoot) -> SocketStream:
         """Start a broker and wait until it accepts the link. Cancelled: the new broker is ended."""
         self.starts += 1
         environ = {name: self._environ[name] for name in _ENVIRONMENT if name in self._environ}
-        child = await to_thread.run_sync(self._spawn, environ)
+        child = await to_thread.run_sync(self._spawn, boot, environ)
         self._children.append(child)
         looks = Backoff(*_LOOKS, jitter=0.0)
         try:
             with anyio.move_on_after(_START):
                 while child.poll() is None:
-                    if (stream := await self._dial()) is not None:
+                    if (stream := await self._dial(boot)) is not None:
                         return stream
                     await anyio.sleep(looks.next())
         except anyio.get_cancelled_exc_class():
@@ -140,7 +144,7 @@ class BrokerProcess:
             Reason.AGENT_UNAVAILABLE, f"hutch-broker does not start (code {child.poll()}); see {self._log_path}."
         )
 
-    def _spawn(self, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def _spawn(self, boot: link.BrokerBoot, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
         log = os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         if os.fstat(log).st_size > _MAX_LOG_BYTES:
             os.ftruncate(log, 0)
@@ -161,7 +165,7 @@ class BrokerProcess:
             os.close(log)
         assert child.stdin is not None
         with suppress(BrokenPipeError), child.stdin:
-            child.stdin.write(msgspec.json.encode(self._boot) + b"\n")
+            child.stdin.write(msgspec.json.encode(boot) + b"\n")
         return child
 
     def reap(self) -> None:
@@ -181,7 +185,7 @@ class BrokerProcess:
             os.kill(_other_end(stream).pid, signal.SIGTERM)
 
     def __repr__(self) -> str:
-        return f"<BrokerProcess {self._boot.control}, started {self.starts} times>"
+        return f"<BrokerProcess {self._command[-1]}, started {self.starts} times>"
 
 
 def _other_end(stream: SocketStream) -> Credentials:

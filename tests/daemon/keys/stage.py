@@ -52,15 +52,16 @@ class VaultStage:
         self.vault = await Vault.load(self.store, self.master, self.folder / "vault.ledger")
         return self.vault
 
-    def broker(self, settings: Settings, holds: Any, report: KeyReport = report_nothing) -> Broker:
+    def broker(self, settings: Settings | SettingsInForce, holds: Any, report: KeyReport = report_nothing) -> Broker:
         """Return hutchd's side of a broker on this vault and store."""
+        in_force = settings if isinstance(settings, SettingsInForce) else SettingsInForce(settings)
         return Broker(
             self.store,
-            SettingsInForce(settings),
+            in_force,
             BrokerPaths.under(self.folder, self.folder),
             holds,
             environ={"PATH": os.defpath},
-            fresh=FreshKeys(self.vault, SettingsInForce(settings)),
+            fresh=FreshKeys(self.vault, in_force),
             report=report,
         )
 

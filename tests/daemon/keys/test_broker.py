@@ -23,7 +23,8 @@ from hutch_daemon.keys.broker import Broker
 from hutch_daemon.keys.broker_boot import BrokerPaths, boot_line
 from hutch_daemon.keys.credential import Refresh
 from hutch_daemon.keys.key_supply import KeyReport
-from hutch_daemon.settings import BrokerSettings, PriceSettings, ProviderSettings, Settings
+from hutch_daemon.keys.supervisor import link_token
+from hutch_daemon.settings import BrokerSettings, PriceSettings, ProviderSettings, Settings, SettingsInForce
 from hutch_daemon.store import audit, sessions, turns, usage
 from hutch_daemon.store.records import Tx
 from hutch_daemon.store.rows import KeyRow, SessionRow, TurnRow
@@ -174,21 +175,49 @@ async def test_a_killed_broker_is_replaced_and_its_leases_still_work(folder: Pat
     """After kill -9 hutchd starts a new broker, which accepts the agent's lease."""
     async with serve(key=KEY, script=lambda _: SAY) as model, working(folder, model.url) as (stage, broker):
         grant = await broker.lease(session(), HOLDER, "anthropic", await row_of(stage))
-        before = broker_pid(folder)
-        assert before is not None
-        os.kill(before, signal.SIGKILL)
-        status = None
-        with anyio.fail_after(60):
-            while status is None:
-                try:
-                    status, _ = await ask(grant)
-                except (OSError, EOFError, IndexError, ValueError):
-                    await anyio.sleep(0.02)
-                if status == 401:  # the new broker runs and lacks the leases
-                    status = None
+        before = kill_broker(folder)
 
-        assert status == 200
+        assert await answered(grant) == 200
         assert broker_pid(folder) != before
+
+
+async def test_a_new_broker_has_the_settings_of_its_start(folder: Path) -> None:
+    """Settings that were reloaded since hutchd started are in force once the broker was started again."""
+    async with serve(key=KEY, script=lambda _: SAY) as model, vault_stage(folder) as stage:
+        settings = SettingsInForce(settings_for(model.url))
+        await stage.put()
+        async with stage.broker(settings, always).running() as broker:
+            await broker.begin_turn("s-1")
+            grant = await broker.lease(session(), HOLDER, "anthropic", await row_of(stage))
+            before, _ = await ask(grant)
+            settings.replace(settings_for(model.url, body=10))
+            running, _ = await ask(grant)
+            kill_broker(folder)
+            after = await answered(grant)
+            await broker.revoke_executor("x-1")
+
+    assert (before, running, after) == (200, 200, 413)
+
+
+def kill_broker(folder: Path) -> int:
+    """Kill the broker; return its pid."""
+    pid = broker_pid(folder)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+async def answered(grant: m.KeyGrant) -> int:
+    """Return the status of a request to the broker that is being started again."""
+    with anyio.fail_after(60):
+        while True:
+            try:
+                status, _ = await ask(grant)
+            except (OSError, EOFError, IndexError, ValueError):
+                await anyio.sleep(0.02)
+                continue
+            if status != 401:  # the new broker runs and lacks the leases
+                return status
 
 
 async def test_a_broker_outlives_hutchd_with_its_streams(folder: Path) -> None:
@@ -334,7 +363,8 @@ async def test_a_broker_of_an_earlier_version_is_used_until_no_turn_runs(
         await stage.put()
         await keep_session(stage.store, session("s-1"))
         paths.socket.parent.mkdir(mode=0o700)
-        line = msgspec.json.encode(boot_line(settings, paths, {}, everyone=False)) + b"\n"
+        token = link_token(paths.token)
+        line = msgspec.json.encode(boot_line(settings, paths, token, {}, everyone=False)) + b"\n"
         earlier = subprocess.Popen([sys.executable, EARLIER], stdin=subprocess.PIPE, env={"PATH": os.defpath})
         assert earlier.stdin is not None
         with earlier, earlier.stdin as stdin:
