@@ -93,7 +93,8 @@ def erase(path: Path, key: str) -> list[Path]:
                 conn.execute("BEGIN IMMEDIATE")
                 keys.erase(conn, key)
                 conn.execute("COMMIT")
-                database.truncate_wal(conn)
+                if not database.truncate_wal(conn):
+                    left.append(aside)
         except sqlite3.Error:
             left.append(aside)
     return left

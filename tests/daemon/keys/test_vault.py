@@ -388,3 +388,24 @@ async def test_a_database_that_a_restore_moved_aside_loses_the_key_too(stage: Va
     assert left == [("other",)]
     assert str(broken) in said
     assert str(aside) not in said
+
+
+async def test_a_database_that_was_moved_aside_is_named_while_a_reader_keeps_the_key_in_it(stage: VaultStage) -> None:
+    """The next removal finds it again."""
+    kept = await stage.put()
+    (row,) = await stage.store.read(rows.KEYS.all)
+    aside = stage.folder / "hutch.db.before-restore-0123abcd"
+    await stage.store.backup(aside)
+    with closing(sqlite3.connect(aside, isolation_level=None)) as reader:
+        reader.execute("PRAGMA journal_mode = WAL")
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM keys").fetchone()
+        await stage.vault.delete(OWNER, "anthropic", "default")
+        said = await stage.vault.erased(kept.id)
+        held = row.sealed in aside.read_bytes()
+    later = await stage.vault.erased(kept.id)
+
+    assert held
+    assert str(aside) in said
+    assert later == ""
+    assert row.sealed not in aside.read_bytes()
