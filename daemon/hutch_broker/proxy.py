@@ -253,8 +253,7 @@ class Proxy:
             await self._prices.loaded.wait()
         body = None
         if held.budget is not None and not bill.free:
-            _expect_body(exchange.request, head)
-            body = _Body(exchange.request, await exchange.request.content.readany(), self._boot.body)
+            body = await self._begun_body(exchange.request, head)
             if (refusal := await self._reserve(held, bill, held.budget, head, body)) is not None:
                 return self._refused(exchange, refusal)
         try:
@@ -270,8 +269,7 @@ class Proxy:
         if url is None:
             return self._refused(exchange, Refusal(400, "invalid_request_error", "The key needs a base URL."))
         if body is None and head.length != 0:
-            _expect_body(exchange.request, head)
-            body = _Body(exchange.request, await exchange.request.content.readany(), self._boot.body)
+            body = await self._begun_body(exchange.request, head)
         going: CIMultiDict[str] = CIMultiDict(allowed(lease.dialect, headers))
         going["Accept-Encoding"] = "identity"
         if head.length is not None and body is not None:
@@ -303,6 +301,12 @@ class Proxy:
             return await self._pass_on(exchange, held, bill, upstream, held.forms_of(key))
         finally:
             upstream.close()
+
+    async def _begun_body(self, request: web.BaseRequest, head: RequestHead) -> _Body:
+        """Return the body with its first bytes. Let the agent send it if it waits for that."""
+        if head.expects and (transport := request.transport) is not None:
+            transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        return _Body(request, await request.content.readany(), self._boot.body)
 
     async def _pass_on(
         self, exchange: _Exchange, held: HeldLease, bill: Bill, upstream: aiohttp.ClientResponse, forms: SecretForms
@@ -415,12 +419,6 @@ class Proxy:
                 pid=exchange.peer.pid,
             )
         )
-
-
-def _expect_body(request: web.BaseRequest, head: RequestHead) -> None:
-    """Let the agent send the body if it waits for that."""
-    if head.expects and (transport := request.transport) is not None:
-        transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
 def _is_counting(path: str) -> bool:
