@@ -195,8 +195,7 @@ class BrokerWelcome(Wire, frozen=True, omit_defaults=True):
     """The number of the newest record."""
     port: int | None = None
     abilities: tuple[str, ...] = ()
-    """What this broker does beyond the first version: `budgets`, `set_active`, `set_prices`,
-    `find_price`, `leave`."""
+    """What this broker does beyond the first version: `set_active`, `set_prices`, `find_price`, `leave`."""
 
 
 class BrokerStatus(Wire, frozen=True, omit_defaults=True):
