@@ -155,14 +155,14 @@ class Broker:
             if await self._holds(state.lease.executor, state.lease.session):
                 self._book.add(await self._adopted(state, welcome.told))
         for lease, granted in list(self._book.live.items()):
-            if lease in theirs and self._gates:
+            if lease in theirs and self._refuses_between_turns:
                 active[lease] = theirs[lease].active
                 await call("refill", self._book.top_up(granted, theirs[lease]))
             else:
                 state = self._book.fresh(granted, await self._left(granted))
                 active[lease] = state.active
                 await call("put_lease", state)
-        if not self._gates:
+        if not self._refuses_between_turns:
             _log.warning(
                 "the running broker (pid %d) is of an earlier version of Hutch: requests between turns reach the model"
                 " until it is replaced, as soon as no turn is running",
@@ -177,7 +177,7 @@ class Broker:
 
     async def _set_active(self, call: Callable[..., Awaitable[object]], active: dict[str, bool]) -> None:
         """Make each lease of the broker active or not, until none differs. `active` has what the broker has."""
-        while self._gates:
+        while self._refuses_between_turns:
             live = self._book.live
             wanted = {lease: self._book.is_active(live[lease].lease) for lease in active if lease in live}
             if not (differing := [lease for lease in wanted if wanted[lease] != active[lease]]):
@@ -273,7 +273,7 @@ class Broker:
             if self._book.select(lambda lease: lease.session == session):
                 with anyio.move_on_after(_BROKER_BACK):
                     await self._link.wait_up()
-            await self._tell_active(session, CALL_TIMEOUT)
+            await self._send_active(session, CALL_TIMEOUT)
 
     async def end_turn(self, session: str) -> None:
         """Make the session's leases inactive and cut their open streams. Return when that is done, or after 2 s.
@@ -282,23 +282,23 @@ class Broker:
         """
         if session in self._book.in_turn:
             self._book.in_turn.discard(session)
-            await self._tell_active(session, _END_TIMEOUT)
+            await self._send_active(session, _END_TIMEOUT)
             await self._replace_old()
 
-    async def _tell_active(self, session: str, timeout: float) -> None:
+    async def _send_active(self, session: str, timeout: float) -> None:
         for lease in self._book.select(lambda lease: lease.session == session):
-            if self._gates and lease in self._book.live:
+            if self._refuses_between_turns and lease in self._book.live:
                 state = link.LeaseActive(lease=lease, active=session in self._book.in_turn)
                 await self._link.send("set_active", state, timeout)
 
     @property
-    def _gates(self) -> bool:
+    def _refuses_between_turns(self) -> bool:
         """True unless the linked broker is of an earlier version, which serves requests between turns too."""
         return "set_active" in self._link.abilities
 
     async def _replace_old(self) -> None:
         """End a broker of an earlier version once no turn runs and all its records are stored. A new one is started."""
-        if self._gates or not self._link.up or self._book.in_turn:
+        if self._refuses_between_turns or not self._link.up or self._book.in_turn:
             return
         status = await self.status()
         if status is None or status.unacknowledged or self._book.in_turn:
