@@ -12,14 +12,13 @@ import os
 import sys
 
 from hutch_executor.process.hardening import announce, harden
-from hutch_executor.process.reaper import REAPER_OPTION, fork_reaper
+from hutch_executor.process.reaper import REAPER_OPTION, Reaper, fork_reaper
 
 __all__ = ["main"]
 
 
-def main() -> int:
+def main(reaper: Reaper | None = None) -> int:
     """Run an executor to its end; return the exit code."""
-    reaper = fork_reaper() if REAPER_OPTION in sys.argv else None
     harden()
     if not announce(0):
         sys.stderr.write("hutch-executor: cannot start: the process that started it is gone.\n")
@@ -30,11 +29,14 @@ def main() -> int:
 
 
 def _exit() -> None:
-    code = main()
+    reaper = fork_reaper() if REAPER_OPTION in sys.argv else None
+    code = main(reaper)
     import logging
 
     logging.shutdown()
     sys.stderr.flush()
+    if reaper is not None:
+        reaper.report_end(code)
     os._exit(code)  # a thread that hangs in a file system must not hold up the exit
 
 

@@ -23,6 +23,7 @@ from hutch_executor.methods import HANDLERS
 from hutch_executor.process.children import Zombies, kill_descendants
 from hutch_executor.process.hardening import replace_stdin
 from hutch_executor.process.memory import limit_memory, limit_open_files
+from hutch_executor.process.reaper import Reaper
 from hutch_executor.runners.port import AgentRunner
 from hutch_executor.runners.registry import load_runner
 from hutch_executor.sandbox.probe import probe_networks
@@ -46,11 +47,11 @@ _THREAD_USE: Final = 0.005
 _log: Final = logging.getLogger(__name__)
 
 
-def run(reaper: int | None = None) -> int:
+def run(reaper: Reaper | None = None) -> int:
     """Read the boot line, serve hutchd to the end and leave no process behind; return the exit code.
 
-    0: left in order. 2: could not start; the log says why. `reaper` is the pid of this process's reaper; when that is
-    gone, nothing would end what the executor starts, so the executor leaves.
+    0: left in order. 2: could not start; the log says why. When `reaper` is gone, nothing would end what the executor
+    starts, so the executor leaves.
     """
     scrub_environment()
     level = os.environ.get("HUTCH_LOG_LEVEL", "")
@@ -76,7 +77,7 @@ def run(reaper: int | None = None) -> int:
     return 0
 
 
-async def _serve(boot: m.Boot, runner: type[AgentRunner], reaper: int | None) -> None:
+async def _serve(boot: m.Boot, runner: type[AgentRunner], reaper: Reaper | None) -> None:
     """Serve hutchd, handle signals and reap orphans; then kill every process that is left."""
     worker = Worker(boot, runner(), sweep=_sweep)
     is_leaving = threading.Event()
@@ -97,12 +98,12 @@ async def _sweep() -> None:
         _log.error("processes are left over: %s", left)
 
 
-async def _handle_signals(worker: Worker, reaper: int | None) -> None:
+async def _handle_signals(worker: Worker, reaper: Reaper | None) -> None:
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        if reaper not in (None, os.getppid()):  # it ended before signals were received
+        if reaper is not None and reaper.is_gone:  # it ended before signals were received
             worker.leave("its reaper was killed")
         async for number in signals:
-            is_alone = reaper not in (None, os.getppid())
+            is_alone = reaper is not None and reaper.is_gone
             worker.leave("its reaper was killed" if is_alone else f"it got {number.name}")
 
 

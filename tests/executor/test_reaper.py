@@ -57,6 +57,22 @@ os.wait()
 """
 """An executor that starts a program and ends. It prints the program's pid, and whether /proc shows it."""
 
+HARDENED: Final = """
+import os, signal, sys
+from hutch_shared.hardening import forbid_dumps
+from hutch_executor.process.reaper import fork_reaper
+os.setgid(65534)
+os.setuid(65534)
+for ends in (lambda reaper: reaper.report_end(0), lambda reaper: os.kill(os.getpid(), signal.SIGKILL)):
+    if os.fork() == 0:
+        reaper = fork_reaper()
+        forbid_dumps()
+        ends(reaper)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+"""Two executors of an ordinary account: one ends in order, the other is killed. It prints their reapers' exit codes."""
+
 
 def executor_of(reaper: int) -> int | None:
     """Return the executor below a reaper, once the reaper runs its own program."""
@@ -159,6 +175,23 @@ async def test_an_orderly_end_passes_through_the_reaper(hutchd: FakeHutchd, fold
         code = await ended(process)
 
     assert code == 0
+
+
+async def exit_codes(script: str) -> list[int]:
+    """Run a script that prints exit codes; return them."""
+    argv = (sys.executable, "-P", "-c", script)
+    with anyio.fail_after(WAIT):
+        result = await anyio.run_process(argv, env=ENVIRONMENT, cwd="/", stderr=None)
+    return [int(code) for code in result.stdout.split()]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another account")
+async def test_a_killed_executor_is_not_reported_as_one_that_ended_in_order() -> None:
+    """The kernel may hide how a process ended that was not dumpable. Then the reaper says that it does not know."""
+    in_order, killed = await exit_codes(HARDENED)
+
+    assert in_order == 0
+    assert killed in (128 + signal.SIGKILL, 255)
 
 
 async def test_an_executor_without_its_reaper_leaves_in_order(hutchd: FakeHutchd, folder: Path) -> None:

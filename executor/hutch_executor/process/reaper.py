@@ -6,8 +6,11 @@ kernel closes the other end when the executor ends, however it ends, and gives a
 that forked twice or started a process session. The reaper kills its children round by round. Each round makes the
 children of the killed ones its own. When two rounds in a row find only ended children, nothing is left.
 
-The reaper's exit code says how the executor ended: the executor's own exit code, 128 and the signal, or 255 if a shell
-other than dash has not seen it. If the reaper itself is killed, the executor gets SIGTERM and ends in order; see `run`.
+The reaper's exit code says how the executor ended: the executor's own exit code, 128 and the signal, or 255 if this is
+not known: a shell other than dash missed it, or the kernel does not show it. Newer
+kernels, such as Linux 6.18.44, show to all but root the exit code 0 for every ended process that was not dumpable. So 0
+counts only if the executor reported it. If the reaper itself is killed, the executor gets SIGTERM and ends in order;
+see `run`.
 
 A process that forks without end can stay ahead of the rounds, which then go on. Only a pid namespace or a cgroup ends
 such a process for certain.
@@ -17,12 +20,13 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from hutch_shared.hardening import adopt_orphans, end_with_parent
 
-__all__ = ["REAPER_OPTION", "fork_reaper"]
+__all__ = ["REAPER_OPTION", "Reaper", "fork_reaper"]
 
 REAPER_OPTION: Final = "--reaper"
 """The option with which an environment that knows reapers starts an executor."""
@@ -30,7 +34,7 @@ _SHELLS: Final = ("/bin/dash", "/usr/bin/dash", "/bin/sh")
 """dash first: a reaper with it has 0.4 MiB of its own, one with bash 0.6 MiB."""
 _KEPT_SIGNALS: Final = ("SIGKILL", "SIGSTOP", "SIGCHLD", "SIGCONT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT")
 _SCRIPT: Final = r"""
-read -r line
+read -r reported
 executor=$1 code=255 quiet=0 round=0
 while [ $quiet -lt 2 ]; do
   quiet=$((quiet + 1)) round=$((round + 1)) children=
@@ -47,6 +51,7 @@ while [ $quiet -lt 2 ]; do
       set -- '' ${line##*) }
       shift 50
       executor= code=$(($1 & 127 ? 128 + ($1 & 127) : $1 >> 8))
+      [ $code != 0 ] || code=${reported:-255}
     fi
   done
   if [ $quiet = 0 ] && [ $round -gt ${executor:+5}0 ]; then
@@ -63,8 +68,26 @@ a /proc mounted with `hidepid` hides those that their own account may not inspec
 """
 
 
-def fork_reaper() -> int | None:
-    """Fork, and return in the child, with the reaper's pid. The parent becomes the reaper and does not return.
+class Reaper(NamedTuple):
+    """The reaper above this process."""
+
+    pid: int
+    pipe: int
+    """The descriptor of the pipe that the reaper reads to its end."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the reaper has ended, so that nothing would end what this process starts."""
+        return os.getppid() != self.pid
+
+    def report_end(self, code: int) -> None:
+        """Tell the reaper that this process now ends in order, with this exit code."""
+        with suppress(OSError):  # the reaper is gone
+            os.write(self.pipe, b"%d" % code)  # without a newline: the reaper waits until this process has ended
+
+
+def fork_reaper() -> Reaper | None:
+    """Fork, and return in the child. The parent becomes the reaper and does not return.
 
     Return None in the only process if the platform cannot have a reaper: outside Linux, without a shell, or if the
     kernel does not list children. Call it first, in a process with one thread; a process that was forked to become an
@@ -89,7 +112,7 @@ def fork_reaper() -> int | None:
     end_with_parent()
     if os.getppid() != reaper:
         os._exit(127)
-    return reaper
+    return Reaper(reaper, writable)
 
 
 def _become_reaper(shell: str, executor: int, watched: int) -> None:
