@@ -57,6 +57,17 @@ os.wait()
 """
 """An executor that starts a program and ends. It prints the program's pid, and whether /proc shows it."""
 
+SLOW: Final = """
+import mmap, os, signal
+from hutch_executor.process.reaper import fork_reaper
+if os.fork() == 0:
+    reaper = fork_reaper()
+    maps = [mmap.mmap(-1, mmap.PAGESIZE) for _ in range(20_000)]
+    os.close(reaper.pipe)
+    signal.pause()
+print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+"""An executor that the reaper kills, and whose end takes long: the kernel has much to clean up."""
 HARDENED: Final = """
 import os, signal, sys
 from hutch_shared.hardening import forbid_dumps
@@ -183,6 +194,13 @@ async def exit_codes(script: str) -> list[int]:
     with anyio.fail_after(WAIT):
         result = await anyio.run_process(argv, env=ENVIRONMENT, cwd="/", stderr=None)
     return [int(code) for code in result.stdout.split()]
+
+
+async def test_the_end_of_an_executor_that_ends_slowly_is_seen() -> None:
+    """The reaper looks until the executor has ended, and loses nothing by its pauses."""
+    codes = await exit_codes(SLOW)
+
+    assert codes == [128 + signal.SIGKILL]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another account")

@@ -7,7 +7,7 @@ that forked twice or started a process session. The reaper kills its children ro
 children of the killed ones its own. When two rounds in a row find only ended children, nothing is left.
 
 The reaper's exit code says how the executor ended: the executor's own exit code, 128 and the signal, or 255 if this is
-not known: a shell other than dash missed it, or the kernel does not show it. Newer
+not known: the executor took seconds to end, a shell other than dash missed it, or the kernel does not show it. Newer
 kernels, such as Linux 6.18.44, show to all but root the exit code 0 for every ended process that was not dumpable. So 0
 counts only if the executor reported it. If the reaper itself is killed, the executor gets SIGTERM and ends in order;
 see `run`.
@@ -55,13 +55,21 @@ while [ $quiet -lt 2 ]; do
     fi
   done
   if [ $quiet = 0 ] && [ $round -gt ${executor:+5}0 ]; then
-    [ $round -gt 300 ] && pause=1 || pause=0.02
-    command eval 'sleep $pause'
+    if [ -n "$executor" ] && [ $round -le 300 ]; then
+      command eval '{ sleep 0.02 & } > /proc/$$/fd/0'
+      exec > /dev/null
+      read -r line
+    else
+      [ $round -gt 300 ] && pause=1 || pause=0.02
+      command eval 'sleep $pause'
+    fi
   fi
 done
 exit $code
 """
-"""No pause before the executor was seen to have ended: a shell that waits for a pause forgets how its children ended.
+"""A shell that waits for a program forgets how its other children ended. So until the executor was seen to have ended,
+a pause lasts until a program that is not waited for ends, which closes the pipe. An executor that takes longer than a
+few seconds to end gets longer pauses, with a wait.
 
 `command eval` goes on where no process can be started for the pause. A child of which /proc shows nothing is killed:
 a /proc mounted with `hidepid` hides those that their own account may not inspect.
