@@ -70,6 +70,7 @@ def test_a_turn_is_kept_once_a_transcript_has_its_prompt_and_an_answer(tmp_path:
     file = folder / "c-1.jsonl"
     answer = '{"type":"assistant","message":{}}\n'
     prompt = f'{{"type":"user","uuid":"{UUID}"}}\n'
+    reply = f'{{"parentUuid":"{UUID}","type":"assistant","message":{{}}}}\n'
     long = f'{{"type":"user","text":"{"x" * (5 << 20)}"}}\n'
     texts = {
         "": (False, False),
@@ -80,6 +81,9 @@ def test_a_turn_is_kept_once_a_transcript_has_its_prompt_and_an_answer(tmp_path:
         prompt + answer: (True, True),
         prompt + answer + long: (True, True),
         answer + prompt + long: (True, False),
+        long + prompt: (True, False),
+        long + prompt + answer: (True, True),
+        prompt + long + reply: (True, True),
     }
     found = {}
     for text in texts:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, Literal
 
 from hutch_shared.tree import Tree, UnfitFileError
 
@@ -51,9 +51,11 @@ def keeps_turn(config: str, conversation: str, uuid: str, *, answered: bool) -> 
                 if tree.has(transcript):
                     with tree.opened(transcript) as (file, _):
                         size = file.seek(0, os.SEEK_END)
-                        starts = (max(0, size - _END), 0)
-                        if any(_holds_turn(file, start, uuid.encode(), answered) for start in dict.fromkeys(starts)):
-                            return True
+                        starts = dict.fromkeys((max(0, size - _END), 0))
+                        looks = (_find_turn(file, start, uuid.encode()) for start in starts)
+                        found = next(filter(None, looks), None)
+                    if found == "answer" or (found == "prompt" and not answered):
+                        return True
     except FileNotFoundError:
         return False
     except (OSError, UnfitFileError):
@@ -61,15 +63,15 @@ def keeps_turn(config: str, conversation: str, uuid: str, *, answered: bool) -> 
     return False
 
 
-def _holds_turn(file: BinaryIO, start: int, mark: bytes, answered: bool) -> bool:
-    """Return whether `mark` comes after `start`, and if `answered` a whole line with an answer after that."""
+def _find_turn(file: BinaryIO, start: int, mark: bytes) -> Literal["prompt", "answer"] | None:
+    """Return whether only the prompt with `mark` comes after `start`, or a whole line with an answer to it, too."""
     file.seek(start)
     found = False
     for line in file:
+        found = found or mark in line  # an answer names the prompt that it follows
         if found and line.endswith(b"\n") and any(answer in line for answer in _ANSWERS):
-            return True
-        found = found or mark in line
-    return found and not answered
+            return "answer"
+    return "prompt" if found else None
 
 
 def transcript_folders(tree: Tree) -> list[str]:
