@@ -49,6 +49,7 @@ from hutch_executor.runners.port import DaemonPort
 from hutch_executor.sandbox.command import SandboxedCommand, SessionSandbox
 from hutch_shared import messages as m
 from hutch_shared.agents import provider_of
+from hutch_shared.backoff import Backoff
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import Notice, StderrText, TurnEnded
 from hutch_shared.tree import UnfitFileError
@@ -66,7 +67,8 @@ _LOST_BROKER: Final = (
     "The agent could not reach its model any more: the directory of the broker's socket was removed and made again. The"
     " next prompt goes on from the conversation."
 )
-_STORE_PAUSE: Final = 0.05
+_STORE_PAUSES: Final = (0.01, 0.05)
+"""The shortest and the longest pause, in seconds, before another look at whether the CLI has stored the turn."""
 
 
 class ClaudeRunner:
@@ -319,12 +321,12 @@ class ClaudeRunner:
         """
         answered = end.state == "completed" and link.translator.spoke
         look = partial(keeps_turn, self._config.path, self._conversation, turn.uuid, answered=answered)
-        deadline = anyio.current_time() + self._timeouts.store
+        deadline, backoff = anyio.current_time() + self._timeouts.store, Backoff(*_STORE_PAUSES)
         while anyio.current_time() < deadline:
             if await anyio.to_thread.run_sync(look):
                 self._recap = None
                 return self._end(end)
-            await anyio.sleep(_STORE_PAUSE)
+            await anyio.sleep(backoff.next())
         free = await anyio.to_thread.run_sync(free_space, self._config.path)
         words = (
             f"Claude Code did not store the conversation in {self._config.path}{free}. The next prompt begins a new"
