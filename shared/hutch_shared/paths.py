@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
@@ -37,6 +38,8 @@ LAUNCHER_SOCKET_UNIT: Final = "hutch-launcher.socket"
 
 _SYSTEM_CONFIG: Final = Path("/etc/hutch")
 _SYSTEM_RUNTIME: Final = Path("/run/hutch")
+_XDG: Final = {"config": ("XDG_CONFIG_HOME", ".config"), "state": ("XDG_STATE_HOME", ".local/state")}
+"""The variable and the default, below the home, of each kind of a user's directory."""
 
 
 class Paths(NamedTuple):
@@ -108,7 +111,12 @@ def _given(environ: Mapping[str, str], name: str) -> Path | None:
 
 
 def _of_user(kind: Literal["config", "state"]) -> Path:
-    import platformdirs  # late: its import would double the start time of a client
+    home = os.environ.get("HOME", "")
+    if sys.platform == "linux" and os.path.isabs(home):  # as platformdirs, without its import
+        variable, default = _XDG[kind]
+        given = os.environ.get(variable, "")
+        return Path(given if os.path.isabs(given) else f"{home}/{default}", "hutch")
+    import platformdirs  # late: its import doubles the start time of a client
 
     find = platformdirs.user_config_path if kind == "config" else platformdirs.user_state_path
     return find("hutch", appauthor=False)
