@@ -9,7 +9,6 @@ import contextlib
 import os
 from pathlib import Path
 from typing import Final, NamedTuple
-from urllib.parse import quote
 
 from hutch_client.tables import count
 from hutch_shared.host_mark import is_marked
@@ -41,9 +40,10 @@ def private_record() -> PrivateRecord | None:
     import sqlite3  # late: most users of a host have no hutchd of their own
 
     # without a write-ahead log nothing has the database open, and SQLite must not make one
-    how = "mode=ro" if database.with_name("hutch.db-wal").exists() else "mode=ro&immutable=1"
+    immutable = "" if database.with_name("hutch.db-wal").exists() else "&immutable=1"
+    uri = f"{database.absolute().as_uri()}?mode=ro{immutable}"
     try:
-        with contextlib.closing(sqlite3.connect(f"file:{quote(str(database))}?{how}", uri=True, timeout=_WAIT)) as conn:
+        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=_WAIT)) as conn:
             (sessions,) = conn.execute("SELECT count(*) FROM sessions WHERE state = 'open'").fetchone()
     except sqlite3.Error:
         return None  # damaged, or of a hutchd that is being started: `hutch --private doctor` examines it
