@@ -8,6 +8,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from itertools import dropwhile
 from typing import Final
 
 from hutch_client import exits
@@ -29,8 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from hutch_client.commands.completion import answer
 
         answer()
+    name, *rest = [*dropwhile(PRIVATE.__eq__, words)] or ["help"]
     private = words[:1] == [PRIVATE]
-    name, *rest = words[private:] or ["help"]
     if name in _HELP and rest and rest[0] in MODULES:
         name, *rest = *rest, "-h"
     name = {"--version": "version"}.get(name, name)

@@ -113,7 +113,7 @@ def test_a_hutchd_elsewhere_is_not_started(
     assert capsys.readouterr().err.count("which HUTCH_HOST names, and yours would listen elsewhere") == 2
 
 
-@pytest.mark.parametrize("words", [["--private", "ps"], ["ps", "--private"], ["--private", "key", "ls"]])
+@pytest.mark.parametrize("words", [["--private", "ps"], ["ps", "--private"], ["--private", "--private", "key", "ls"]])
 def test_private_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
