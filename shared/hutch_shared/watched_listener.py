@@ -102,6 +102,7 @@ class WatchedListener:
         path = self.listener.path
         fault = self.listener.fault()
         if fault is None:
+            self._end_trouble()  # its file came back, as by a rename
             return
         try:
             self._make_directory()
@@ -113,8 +114,7 @@ class WatchedListener:
             if isinstance(error, HutchError) and error.reason is Reason.WRONG_STATE and self._on_taken is not None:
                 self._on_taken()
             return
-        self.trouble = ""
-        self._conditions.end("unbound", f"{path} is bound again")
+        self._end_trouble()
         _log.warning("%s %s: it was bound again", path, fault)
         self._waiting.extend(_connections_of(former))
         if not self._is_waiting:
@@ -122,6 +122,10 @@ class WatchedListener:
         else:
             self._former.append(former)
             self._changed.notify()
+
+    def _end_trouble(self) -> None:
+        self.trouble = ""
+        self._conditions.end("unbound", f"{self.listener.path} is in its place again")
 
     def __repr__(self) -> str:
         return f"<WatchedListener {self.listener!r}{f': {self.trouble}' * bool(self.trouble)}>"

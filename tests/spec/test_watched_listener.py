@@ -75,6 +75,21 @@ async def test_a_listener_that_cannot_be_made_again_says_why_and_tries_again(
         assert len(caplog.records) == 3
 
 
+async def test_a_socket_file_that_comes_back_is_no_trouble_any_more(home: Path) -> None:
+    """Its directory was renamed, and renamed back."""
+    with unix.listen(home / "s.sock") as listener:
+        watched, before = WatchedListener(listener, lambda: None), listener.socket
+        home.rename(home.with_name("moved"))
+        watched.look()
+        trouble = watched.trouble
+        home.with_name("moved").rename(home)
+        watched.look()
+
+        assert trouble != ""
+        assert watched.trouble == ""
+        assert listener.socket is before
+
+
 async def test_another_process_in_its_place_is_reported(home: Path) -> None:
     """The socket of the process that has the lock stays."""
     path = home / "s.sock"
