@@ -22,7 +22,7 @@ import anyio
 from hutch_shared.conditions import Conditions
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.latch import Latch
-from hutch_shared.rpc.stream import EXHAUSTED, PAUSE_EXHAUSTED
+from hutch_shared.rpc.stream import accept_waiting
 from hutch_shared.unix import Listener
 
 __all__ = ["LOOK_EVERY", "WatchedListener"]
@@ -58,25 +58,14 @@ class WatchedListener:
     async def accept(self) -> socket.socket:
         """Return the next connection, non-blocking. Raises as `rpc.stream.accept` does. Cancelled: none is lost."""
         while not self._waiting:
-            listening = self.listener.socket
-            try:
-                sock, _ = listening.accept()
-            except BlockingIOError:
-                await self._wait_readable(listening)
-            except ConnectionError:
-                continue
-            except OSError as error:
-                if error.errno not in EXHAUSTED:
-                    raise
-                await anyio.sleep(PAUSE_EXHAUSTED)
-            else:
-                sock.setblocking(False)
+            if (sock := await accept_waiting(self.listener.socket)) is not None:
                 return sock
+            await self._wait_readable()
         return self._waiting.popleft()
 
-    async def _wait_readable(self, listening: socket.socket) -> None:
+    async def _wait_readable(self) -> None:
         """Return when a connection waits, or when the socket was made again."""
-        loop = asyncio.get_running_loop()
+        listening, loop = self.listener.socket, asyncio.get_running_loop()
         loop.add_reader(listening, self._changed.notify)
         self._is_waiting = True
         try:
@@ -117,11 +106,11 @@ class WatchedListener:
         self._end_trouble()
         _log.warning("%s %s: it was bound again", path, fault)
         self._waiting.extend(_connections_of(former))
-        if not self._is_waiting:
-            former.close()
-        else:
+        if self._is_waiting:
             self._former.append(former)
-            self._changed.notify()
+        else:
+            former.close()
+        self._changed.notify()
 
     def _end_trouble(self) -> None:
         self.trouble = ""

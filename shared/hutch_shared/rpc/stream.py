@@ -22,7 +22,7 @@ from anyio.abc import ByteStream, SocketAttribute
 
 from hutch_shared.unix import connect
 
-__all__ = ["EXHAUSTED", "OVERSIZED", "PAUSE_EXHAUSTED", "FrameSplitter", "SocketStream", "accept", "dial"]
+__all__ = ["OVERSIZED", "FrameSplitter", "SocketStream", "accept", "accept_waiting", "dial"]
 
 _RECEIVE: Final = 1 << 16
 _IN_A_ROW: Final = 16
@@ -30,10 +30,7 @@ OVERSIZED: Final = "oversized"
 """Takes the place of a frame over the limit, whose bytes are dropped."""
 
 _FRAME_BLANK: Final = b" \t\r"
-EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-"""Errors of accept() that pass when file descriptors or memory are free again."""
-PAUSE_EXHAUSTED: Final = 0.05
-"""Seconds until the next accept() after such an error."""
+_EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class SocketStream(ByteStream):
@@ -158,22 +155,29 @@ class SocketStream(ByteStream):
 
 
 async def accept(listener: socket.socket) -> socket.socket:
-    """Return the next connection of a non-blocking listener.
+    """Return the next connection of a non-blocking listener. Raises as `accept_waiting` does."""
+    while (sock := await accept_waiting(listener)) is None:
+        await anyio.wait_readable(listener)
+    return sock
 
-    While the process or host has no file descriptors or memory left, it retries; it raises the listener's other errors.
+
+async def accept_waiting(listener: socket.socket) -> socket.socket | None:
+    """Return a connection, non-blocking, that waits at a non-blocking listener; None if there may be none.
+
+    While the process or host has no file descriptors or memory left, it returns None after a pause; it raises the
+    listener's other errors.
     """
-    loop = asyncio.get_running_loop()
-    while True:
-        try:
-            sock, _ = await loop.sock_accept(listener)
-        except ConnectionError:
-            continue
-        except OSError as error:
-            if error.errno not in EXHAUSTED:
-                raise
-            await anyio.sleep(PAUSE_EXHAUSTED)
-        else:
-            return sock
+    try:
+        sock, _ = listener.accept()
+    except (BlockingIOError, ConnectionError):
+        return None
+    except OSError as error:
+        if error.errno not in _EXHAUSTED:
+            raise
+        await anyio.sleep(0.05)
+        return None
+    sock.setblocking(False)
+    return sock
 
 
 async def dial(path: Path, timeout: float = 10.0) -> SocketStream:
