@@ -71,18 +71,18 @@ class StopRequest:
     def __init__(self) -> None:
         """Start without a request."""
         self._made = Latch()
-        self.params: m.StopDaemon | None = None
+        self._params: m.StopDaemon | None = None
 
     def make(self, params: m.StopDaemon) -> None:
         """Make the request."""
-        self.params = params
+        self._params = params
         self._made.notify()
 
     async def wait(self) -> m.StopDaemon:
         """Wait until a request is made, and return it; the next call waits for the next request."""
         await self._made.wait()
-        assert self.params is not None
-        return self.params
+        assert self._params is not None
+        return self._params
 
 
 class HostService:

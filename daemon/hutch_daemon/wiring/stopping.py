@@ -35,8 +35,7 @@ async def until_stopped(
 
     A request that comes while hutchd stops replaces the first one, so that a stop can be made faster.
     """
-    how: m.StopHow = "drain"
-    timeout = file.in_force.current.executors.drain_timeout
+    wanted: m.StopDaemon | None = None
     async with anyio.create_task_group() as waiting:
 
         async def take_signals() -> None:
@@ -49,15 +48,14 @@ async def until_stopped(
                     return
 
         async def take_request() -> None:
-            await request.wait()
+            nonlocal wanted
+            wanted = await request.wait()
             waiting.cancel_scope.cancel()
 
         waiting.start_soon(take_signals)
         waiting.start_soon(take_request)
-    if request.params is not None:
-        how, timeout = request.params.how, request.params.timeout
-    longest = f"EXTEND_TIMEOUT_USEC={round((min(timeout, _DAY) + _ENDING) * 1_000_000)}"
-    service.say("STOPPING=1", longest, service.status("Stops:", _STATUS[how]))
+    if wanted is None:
+        wanted = m.StopDaemon("drain", file.in_force.current.executors.drain_timeout)
 
     async with anyio.create_task_group() as stopping:
 
@@ -69,27 +67,27 @@ async def until_stopped(
                     return
 
         stopping.start_soon(take_second_signal)
-        while await _replaced(host, request, how, timeout):
-            assert request.params is not None
-            how, timeout = request.params.how, request.params.timeout
+        while wanted is not None:
+            longest = f"EXTEND_TIMEOUT_USEC={round((min(wanted.timeout, _DAY) + _ENDING) * 1_000_000)}"
+            service.say("STOPPING=1", longest, service.status("Stops:", _STATUS[wanted.how]))
+            wanted = await _stop(host, request, wanted)
         stopping.cancel_scope.cancel()
 
 
-async def _replaced(host: HostService, request: StopRequest, how: m.StopHow, timeout: float) -> bool:
-    """Stop as `HostService.stop` does; return True if another request came first."""
-    came = False
+async def _stop(host: HostService, request: StopRequest, wanted: m.StopDaemon) -> m.StopDaemon | None:
+    """Stop as `HostService.stop` does; give up and return the next request if one comes first."""
+    replaced: m.StopDaemon | None = None
     async with anyio.create_task_group() as group:
 
         async def take_request() -> None:
-            nonlocal came
-            await request.wait()
-            came = True
+            nonlocal replaced
+            replaced = await request.wait()
             group.cancel_scope.cancel()
 
         group.start_soon(take_request)
         try:
-            await host.stop(how, timeout)
+            await host.stop(wanted.how, wanted.timeout)
         except HutchError as error:
             _log.error("the record cannot be read: executors are left running", error=error.message)
         group.cancel_scope.cancel()
-    return came
+    return replaced
