@@ -59,7 +59,7 @@ from hutch_daemon.wiring.process_recording import ProcessRecording
 from hutch_daemon.wiring.settings_file import SettingsFile
 from hutch_daemon.wiring.sockets import Sockets
 from hutch_daemon.wiring.stopping import until_stopped
-from hutch_daemon.wiring.upkeep import keep_probing, retain
+from hutch_daemon.wiring.upkeep import keep_probing, refresh_prices, retain
 from hutch_shared import __file__ as shared_file
 from hutch_shared import __version__
 from hutch_shared.errors import HutchError, Reason
@@ -183,7 +183,7 @@ async def run(paths: Paths, settings: Settings, service: Service, served: Callab
         tasks.start_soon(serve, sockets.open("client"), client_listener.run, in_force, attrgetter("first_frame"))
         tasks.start_soon(retain, store, file)
         tasks.start_soon(keep_probing, environments)
-        tasks.start_soon(_refresh_prices, file, broker)
+        tasks.start_soon(refresh_prices, file, broker.refresh_prices)
         tasks.start_soon(service.beat, lambda: store.writing)
         await anyio.lowlevel.checkpoint()  # let these tasks begin before hutchd reports that it is ready
         if paths.system:
@@ -208,13 +208,6 @@ def _leave_mark(paths: Paths) -> None:
         trouble = f"{error.filename}: {error.strerror}"
     if trouble is not None:
         _log.warning("the mark of this host's hutchd could not be left", why=trouble)
-
-
-async def _refresh_prices(file: SettingsFile, broker: Broker) -> None:
-    """Give the broker the prices of the settings after each change, until cancelled."""
-    while True:
-        await file.changed.wait()
-        await broker.refresh_prices()
 
 
 def _environments(in_force: SettingsInForce, paths: Paths, places: Places, stack: AsyncExitStack) -> Environments:

@@ -1,7 +1,8 @@
-"""Periodic work: removes old events, and probes the environments."""
+"""Work that repeats: removes old events, probes the environments, and gives the broker new prices."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
@@ -15,7 +16,7 @@ from hutch_daemon.wiring.settings_file import SettingsFile
 from hutch_shared.errors import HutchError
 from hutch_shared.times import now_ms
 
-__all__ = ["keep_probing", "prune", "retain"]
+__all__ = ["keep_probing", "prune", "refresh_prices", "retain"]
 
 _log: Final = structlog.get_logger("hutchd")
 _DAY: Final = 24 * 3600
@@ -32,6 +33,15 @@ async def keep_probing(environments: Environments) -> None:
         if why != before:
             _log.warning("what this host gives sessions", why=why or "it is back")
             before = why
+
+
+async def refresh_prices(file: SettingsFile, refresh: Callable[[], Awaitable[None]]) -> None:
+    """Call `refresh` after each change of the settings, until cancelled; again if they change during the call."""
+    changed = file.changed
+    while True:
+        await changed.wait()
+        changed = file.changed
+        await refresh()
 
 
 async def retain(store: Store, file: SettingsFile) -> None:
