@@ -101,7 +101,7 @@ class Executor:
         """The turn that it runs, according to its last hello."""
         self.prepared = False
         self.has_recap = False
-        """Whether it was prepared with a recap of a conversation that the agent did not keep."""
+        """Whether it was prepared with a recap of all that its agent did not keep of the conversation."""
         self.adopted = False
         self.started = anyio.Event()
         """Set when the environment has started the process or failed. From then on `launched` is set."""

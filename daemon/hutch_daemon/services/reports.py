@@ -45,15 +45,19 @@ class ReportService:
         on_ended: Callable[[str], None],
         masking: Masking,
         before_end: Callable[[str, str], Awaitable[None]],
+        on_not_kept: Callable[[str], None],
     ) -> None:
         """`before_end(session, turn)` is called before the end of a turn is stored; `on_ended(session)` after a commit
         that ends a turn or takes one out of the queue. Secrets are masked before the commit.
+
+        `on_not_kept(executor)` is called after a commit that ends a turn whose conversation the agent did not keep.
         """
         self._store = store
         self._lifecycle = lifecycle
         self._on_ended = on_ended
         self._masking = masking
         self._before_end = before_end
+        self._on_not_kept = on_not_kept
 
     async def report_message(self, executor: Executor, params: m.ReportMessage) -> None:
         """Store a batch; then acknowledge all events of this executor up to the number that is durable.
@@ -140,6 +144,8 @@ class ReportService:
             return _noticed(
                 event, "ended_before", f"The executor reported the turn as {ended.state}; it had already ended."
             )
+        if not ended.conversation_kept:
+            tx.after_commit(partial(self._on_not_kept, executor))
         settled = turns.get(tx, turn.id)
         if settled is not None and settled.state != ended.state:  # a turn that failed during its stop counts as stopped
             corrected = msgspec.structs.replace(ended, state=settled.state)

@@ -127,7 +127,12 @@ async def running_services(opened: Opened, stop_request: StopRequest) -> AsyncIt
     layers.project_changed.subscribe(approvals.session_changed)
     lifecycle = TurnLifecycle(approvals)
     masking = Masking(known)
-    reports = ReportService(store, lifecycle, tasks.wake, masking, tasks.before_end)
+
+    def conversation_not_kept(executor: str) -> None:
+        if (found := pool.roster.by_id.get(executor)) is not None:
+            found.has_recap = False
+
+    reports = ReportService(store, lifecycle, tasks.wake, masking, tasks.before_end, conversation_not_kept)
     spools = OrphanSpools(store, pool, reports)
     left_dirs = LeftDirs(store, pool)
     changes = ExecutorChanges(

@@ -128,6 +128,25 @@ async def test_a_long_recap_keeps_its_newest_parts(store: Store) -> None:
     assert "characters …" in recap
 
 
+async def test_an_agent_that_forgets_again_gets_another_recap(stage: Stage) -> None:
+    """Each turn that is not kept is in the recap of the next executor."""
+
+    async def forgets_twice(executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded:
+        kept = prompt.number > 2
+        return TurnEnded("completed", "completed", "Done.", agent_session="c" if kept else None, conversation_kept=kept)
+
+    stage.host.play = forgets_twice
+    async with stage.hutchd():
+        session = await stage.open(agent="claude")
+        serving = []
+        for prompt in ("apples are red", "pears are green", "what is green?"):
+            await stage.ended(await stage.submit(session, prompt))
+            serving.append(stage.executor)
+
+    recaps = [prepared(executor).recap or "" for executor in serving]
+    assert [("apples" in recap, "pears" in recap) for recap in recaps] == [(False, False), (True, False), (True, True)]
+
+
 async def forgets(_: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded:
     """Keep the conversation of every turn but the first."""
     kept = prompt.number > 1
