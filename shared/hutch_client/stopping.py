@@ -1,8 +1,9 @@
 """Stops hutchd, in whatever state it is, and reports what runs on.
 
 A hutchd that answers is asked. One that is starting and has opened nothing yet is ended with SIGTERM; otherwise it is
-asked as soon as it answers. One that runs and cannot be reached gets SIGTERM after a while. Nothing is sent to a
-process that is not found by a lock, or by its recorded pid and start time.
+asked as soon as it answers. One that runs and cannot be reached gets SIGTERM after a while. One that restores a backup
+is named and left alone. Nothing is sent to a process that is not found by a lock, or by its recorded pid and start
+time.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ def stop(how: str, timeout: float) -> Stopped:
             if found is None:
                 known = read_record(state)
                 break
-            if found.state == "stopped" or (found.holds_database and not found.pid and waited > _UNREACHABLE):
+            if found.state in ("stopped", "restoring") or (
+                found.holds_database and not found.pid and waited > _UNREACHABLE
+            ):
                 raise
             ran = True
             if found.pid and not asked and (not found.holds_database or waited > _UNREACHABLE):

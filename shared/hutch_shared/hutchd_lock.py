@@ -23,6 +23,7 @@ from hutch_shared.processes import is_stopped, start_time
 __all__ = [
     "DATABASE_LOCK",
     "INHERITED",
+    "RESTORES",
     "HutchdProcess",
     "StartLock",
     "find_hutchd",
@@ -33,6 +34,8 @@ __all__ = [
 
 DATABASE_LOCK: Final = "hutch.db.lock"
 """The lock file of the database, in the state directory."""
+RESTORES: Final = "restores"
+"""Behind the pid in this file: the process does not serve, it replaces the database by a backup."""
 INHERITED: Final = "HUTCH_START_LOCK"
 """The variable with the descriptor of the start's lock, for a new hutchd."""
 
@@ -43,11 +46,14 @@ _BETWEEN: Final = 0.005
 
 
 class HutchdProcess(NamedTuple):
-    """A hutchd that lives. `stopped`: a signal such as SIGSTOP stopped it. `running`: it may be ending, too."""
+    """A hutchd that lives. `stopped`: a signal such as SIGSTOP stopped it. `running`: it may be ending, too.
+
+    `restoring`: it replaces the database by a backup, and will end by itself.
+    """
 
     pid: int
     """0 if it is not known: the starter has not started it yet, or it is in a pid namespace that is not visible."""
-    state: Literal["running", "starting", "stopped"]
+    state: Literal["running", "starting", "stopped", "restoring"]
     holds_database: bool
 
     def remedy(self) -> str:
@@ -57,6 +63,8 @@ class HutchdProcess(NamedTuple):
                 return f"Let it go on: `kill -CONT {self.pid}`."
             case "starting":
                 return "Try again in a moment."
+            case "restoring":
+                return "Try again when it has ended."
             case "running" if not self.pid:
                 return "It may run in another container: reach it or end it from there."
             case "running":
@@ -70,6 +78,8 @@ class HutchdProcess(NamedTuple):
                 does = "is stopped, as by SIGSTOP or Ctrl-Z"
             case "starting":
                 does = "is starting"
+            case "restoring":
+                does = "replaces the database by a backup"
             case "running":
                 does = "runs and cannot be reached: it is ending, or its socket was removed and is not bound again yet"
         return f"{who} {does}. {self.remedy()}"
@@ -77,19 +87,20 @@ class HutchdProcess(NamedTuple):
 
 def find_hutchd(state: Path) -> HutchdProcess | None:
     """Return the hutchd of a state directory; None if there is none, or if the caller may not read its locks."""
-    starting_pid = _holder(state / _START_LOCK)
-    pid = _holder(state / DATABASE_LOCK)
-    if pid is not None:
-        stage: Literal["running", "starting", "stopped"] = "running" if starting_pid is None else "starting"
-        return HutchdProcess(pid, "stopped" if pid and is_stopped(pid) else stage, holds_database=True)
-    if starting_pid is None:
+    starter, user = _holder(state / _START_LOCK), _holder(state / DATABASE_LOCK)
+    holder = user or starter
+    if holder is None:
         return None
-    stopped = starting_pid > 0 and is_stopped(starting_pid)
-    return HutchdProcess(starting_pid, "stopped" if stopped else "starting", holds_database=False)
+    pid, word = holder
+    stage: Literal["running", "starting", "stopped", "restoring"] = "running" if starter is None else "starting"
+    if word == RESTORES:
+        stage = "restoring"
+    return HutchdProcess(pid, "stopped" if pid and is_stopped(pid) else stage, holds_database=user is not None)
 
 
-def _holder(path: Path) -> int | None:
-    """Return the pid of the process that holds a lock, 0 if it wrote none yet; None if nobody holds it."""
+def _holder(path: Path) -> tuple[int, str] | None:
+    """Return the pid of the process that holds a lock, 0 if it wrote none yet, and the word behind it, or ""; None if
+    nobody holds it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -97,9 +108,9 @@ def _holder(path: Path) -> int | None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        written = os.pread(descriptor, 32, 0).strip()
+        written, _, word = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip().partition(" ")
         pid = int(written) if written.isdigit() else 0
-        return pid if start_time(pid) is not None else 0
+        return pid if start_time(pid) is not None else 0, word
     except OSError:
         return None
     else:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hutch_client.__main__ import main
-from hutch_shared.hutchd_lock import DATABASE_LOCK, starting
+from hutch_shared.hutchd_lock import DATABASE_LOCK, RESTORES, starting
 from hutch_shared.process_record import RecordedProcess, write_record
 from hutch_shared.processes import start_time
 
@@ -22,7 +22,7 @@ HOLD = """
 import fcntl, os, sys
 lock = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
 fcntl.flock(lock, fcntl.LOCK_EX)
-os.write(lock, b"%d\\n" % os.getpid())
+os.write(lock, " ".join([str(os.getpid()), *sys.argv[2:]]).encode() + b"\\n")
 print(flush=True)
 sys.stdin.read()
 """
@@ -66,9 +66,9 @@ def starting_hutchd(state: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @contextmanager
-def unreachable_hutchd(state: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process that holds the lock of the database, and does nothing more."""
-    argv = [sys.executable, "-c", HOLD, str(state / DATABASE_LOCK)]
+def unreachable_hutchd(state: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a process that holds the lock of the database, has written its pid and `words` there, and does nothing."""
+    argv = [sys.executable, "-c", HOLD, str(state / DATABASE_LOCK), *words]
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with ending(process):
         assert process.stdout is not None
@@ -113,6 +113,18 @@ def test_a_stop_does_not_hold_up_the_hutchd_that_it_waits_for(state: Path) -> No
 
         assert code == 0
         assert process.stdout.read() == b"closed\n"
+
+
+@pytest.mark.parametrize("how", ["--drain", "--stop"])
+def test_a_restore_is_named_and_left_alone(state: Path, capsys: pytest.CaptureFixture[str], how: str) -> None:
+    """It ends by itself; a signal would stop it between two steps."""
+    with unreachable_hutchd(state, RESTORES) as process:
+        code = main(["daemon", "stop", how])
+        assert process.poll() is None
+
+    assert code == 3
+    named = f"hutchd (pid {process.pid}) replaces the database by a backup. Try again when it has ended.\n"
+    assert capsys.readouterr().err.endswith(named)
 
 
 def test_what_a_hutchd_that_is_gone_has_left_is_named_and_ended(

@@ -59,7 +59,7 @@ def restore(backup: Path, path: Path) -> Path | None:
     if not backup.is_file():
         raise HutchError(Reason.NOT_FOUND, f"There is no file {backup}.")
     draft = path.with_name(f"{path.name}.restored")
-    with hold(path.with_name(path.name + ".lock")):
+    with hold(path.with_name(path.name + ".lock"), restores=True):
         with suppress(FileNotFoundError):
             draft.unlink()
         copy(backup, draft)

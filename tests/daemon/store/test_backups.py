@@ -10,8 +10,10 @@ import anyio
 import pytest
 
 from hutch_daemon.store import backups, events, executors, permissions, turns
+from hutch_daemon.store.lock import hold
 from hutch_daemon.store.store import Store
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.hutchd_lock import DATABASE_LOCK, HutchdProcess, find_hutchd
 from tests.daemon.store.examples import AT, permission_row, report, with_session, with_turn
 
 
@@ -100,6 +102,17 @@ async def test_nothing_is_restored_under_a_running_daemon(store: Store, tmp_path
         backups.restore(tmp_path / "copy.db", store.path)
 
     assert caught.value.reason is Reason.WRONG_STATE
+
+
+def test_a_restore_is_seen_as_one(tmp_path: Path) -> None:
+    """Nothing stops it, and a hutchd that starts meanwhile says what it must wait for."""
+    lock = tmp_path / DATABASE_LOCK
+    with hold(lock, restores=True):
+        found = find_hutchd(tmp_path)
+        with pytest.raises(HutchError, match="by a backup; try again when it has ended"), hold(lock):
+            pass
+
+    assert found == HutchdProcess(os.getpid(), "restoring", holds_database=True)
 
 
 async def test_a_damaged_copy_replaces_nothing(tmp_path: Path) -> None:
