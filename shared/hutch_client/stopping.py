@@ -18,7 +18,7 @@ from hutch_client.blocking import BlockingConnection
 from hutch_client.endpoint import find_endpoint, own_state
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.hutchd_lock import find_hutchd
-from hutch_shared.process_record import RecordedProcess, read_record
+from hutch_shared.process_record import BROKER, RecordedProcess, read_record
 from hutch_shared.processes import start_time
 
 __all__ = ["Stopped", "end_processes", "stop"]
@@ -29,6 +29,8 @@ _UNREACHABLE: Final = 3.0
 """Seconds that a running hutchd gets to become reachable: it binds a lost socket again within one."""
 _SETTLE: Final = 3.0
 """Seconds that the broker and the executors that hutchd ended get to be gone."""
+_SETTLE_SERVING: Final = 0.5
+"""The same for the broker while executors of sessions run on: it ends now only if none of them has a lease."""
 _TERM: Final = 10.0
 """Seconds that an executor gets after SIGTERM to stop its turn."""
 _KILL: Final = 2.0
@@ -83,7 +85,10 @@ def stop(how: str, timeout: float) -> Stopped:
                 raise HutchError(Reason.TIMED_OUT, f"hutchd (pid {found.pid}) still runs.") from None
         time.sleep(_BETWEEN)
     if ran:  # otherwise nothing is ending them
-        _wait_gone([one for one in known if how == "stop" or not one.session], _SETTLE)
+        staying = [one for one in known if one.session and how != "stop"]
+        broker = [one for one in known if one.name == BROKER and staying]
+        _wait_gone([one for one in known if one not in (*staying, *broker)], _SETTLE)
+        _wait_gone(broker, _SETTLE_SERVING)
     return Stopped(ran, [one for one in known if one.lives])
 
 
@@ -96,7 +101,7 @@ def _ask(hutch: BlockingConnection, how: str, timeout: float) -> list[RecordedPr
     if is_visible:
         executors = status.get("executors", ())
         known = [_recorded(f"executor {one['id']}", one["pid"], one.get("session") or "") for one in executors]
-        known.append(_recorded("hutch-broker", (status.get("broker") or {}).get("pid", 0)))
+        known.append(_recorded(BROKER, (status.get("broker") or {}).get("pid", 0)))
     hutch.call("stop_daemon", how=how, timeout=timeout)
     if not hutch.wait_closed(timeout + _GRACE):
         raise HutchError(

@@ -15,7 +15,10 @@ from typing import Any, Final, NamedTuple
 
 from hutch_shared.processes import boot_id, start_time
 
-__all__ = ["RecordedProcess", "read_record", "write_record"]
+__all__ = ["BROKER", "RecordedProcess", "read_record", "write_record"]
+
+BROKER: Final = "hutch-broker"
+"""The broker's name in the record."""
 
 _NAME: Final = "processes.json"
 _MAX_BYTES: Final = 4 << 20

@@ -12,7 +12,7 @@ import anyio
 from hutch_daemon.pool.executors import Executor, Roster
 from hutch_shared.conditions import Conditions
 from hutch_shared.latch import Latch
-from hutch_shared.process_record import RecordedProcess, write_record
+from hutch_shared.process_record import BROKER, RecordedProcess, write_record
 from hutch_shared.processes import start_time
 
 __all__ = ["ProcessRecording"]
@@ -61,7 +61,7 @@ class ProcessRecording:
         ]
         broker = self._broker_pid()
         if broker and (started := start_time(broker)) is not None:
-            processes.append(RecordedProcess("hutch-broker", broker, started))
+            processes.append(RecordedProcess(BROKER, broker, started))
         if processes == self._written:
             return
         try:

@@ -161,6 +161,7 @@ _WAYS = {
 
 def _stop(given: argparse.Namespace) -> int:
     from hutch_client.stopping import end_processes, stop
+    from hutch_shared.process_record import BROKER
 
     stopped = stop(given.how, given.timeout)
     left = stopped.left
@@ -171,7 +172,7 @@ def _stop(given: argparse.Namespace) -> int:
     if left:
         print("hutchd is stopped. Left running:" if stopped.ran else "No hutchd runs. Left running:", file=sys.stderr)
         for one in left:
-            until = ", until the last executor ends" if one.name == "hutch-broker" else ""
+            until = ", until the last executor ends" if one.name == BROKER else ""
             print(f"  {one_line(str(one))}{until}", file=sys.stderr)
         if given.how == "stop":
             return exits.FAILED
