@@ -19,8 +19,10 @@ from typing import Final
 from hutch_shared.paths import HOST_ACCOUNT, HOST_STATE, find_host
 
 __all__ = [
+    "BOOTED",
     "CLIENT_SOCKET_UNIT",
     "DAEMON_UNIT",
+    "LAUNCHD_UNITS",
     "MARK",
     "PLIST",
     "STATE_MODE",
@@ -33,7 +35,10 @@ __all__ = [
 ]
 
 SYSTEMD_UNITS: Final = Path("/etc/systemd/system")
-"""The folder of a host's units."""
+LAUNCHD_UNITS: Final = Path("/Library/LaunchDaemons")
+"""The folders of a host's units."""
+BOOTED: Final = Path("/run/systemd/system")
+"""Exists where systemd is the running init."""
 DAEMON_UNIT: Final = "hutchd.service"
 CLIENT_SOCKET_UNIT: Final = "hutchd.socket"
 PLIST: Final = "io.hutch.hutchd.plist"
@@ -43,8 +48,6 @@ MARK: Final = "serves-this-host"
 STATE_MODE: Final = 0o711
 """The mode of a marked state directory: every account finds the mark by its name, and can list nothing."""
 
-_LAUNCHD: Final = Path("/Library/LaunchDaemons")
-_BOOTED: Final = Path("/run/systemd/system")
 _LISTEN: Final = re.compile(r"^ListenStream=(/.+)$", re.MULTILINE)
 _USER: Final = re.compile(r"^User=(.+)$", re.MULTILINE)
 
@@ -106,15 +109,15 @@ def service_account(root: Path = Path("/"), state: Path = HOST_STATE) -> str | N
 def start_command(root: Path = Path("/")) -> str:
     """Return the command with which root starts the host's hutchd."""
     units = [unit for unit in _units() if os.path.lexists(_below(root, unit))]
-    if any(unit.parent == SYSTEMD_UNITS for unit in units) and _below(root, _BOOTED).is_dir():
+    if any(unit.parent == SYSTEMD_UNITS for unit in units) and _below(root, BOOTED).is_dir():
         return f"systemctl start {DAEMON_UNIT.removesuffix('.service')}"
-    if _LAUNCHD / PLIST in units:
+    if LAUNCHD_UNITS / PLIST in units:
         return f"launchctl kickstart system/{PLIST.removesuffix('.plist')}"
     return f"runuser -u {service_account(root) or HOST_ACCOUNT} -- hutchd --system"
 
 
 def _units() -> tuple[Path, ...]:
-    return (SYSTEMD_UNITS / DAEMON_UNIT, SYSTEMD_UNITS / CLIENT_SOCKET_UNIT, _LAUNCHD / PLIST)
+    return (SYSTEMD_UNITS / DAEMON_UNIT, SYSTEMD_UNITS / CLIENT_SOCKET_UNIT, LAUNCHD_UNITS / PLIST)
 
 
 def _below(root: Path, path: Path) -> Path:

@@ -19,7 +19,7 @@ from hutch_daemon.doctor.finding import Finding
 from hutch_daemon.environments.launcher_client import LauncherClient, LauncherStatus, read_abilities
 from hutch_daemon.settings import Settings
 from hutch_shared.errors import HutchError
-from hutch_shared.host_mark import service_account
+from hutch_shared.host_mark import BOOTED, service_account
 from hutch_shared.paths import HOST_ACCOUNT, LAUNCHER_CONFIG, LAUNCHER_SOCKET_UNIT, Paths
 from hutch_shared.reach import PathReader
 
@@ -150,6 +150,6 @@ def examine_socket(settings: Settings, account: PathReader) -> list[Finding]:
 def _start(settings: Settings) -> str:
     if settings.isolation.launcher == "sudo":
         return "`hutch doctor --sudo` shows the rule that it needs."
-    if Path("/run/systemd/system").is_dir():
+    if BOOTED.is_dir():
         return f"Start it: systemctl enable --now {LAUNCHER_SOCKET_UNIT} (`hutch service install --system` writes it)."
     return f"Start it, as root: {command_of(settings)} --listen {settings.isolation.launcher_socket}"

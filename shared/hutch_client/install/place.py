@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
 from hutch_client.install.units import (
     CREDENTIAL,
@@ -24,13 +24,10 @@ from hutch_client.install.units import (
     render_systemd,
     seal_of,
 )
-from hutch_shared.host_mark import MARK, SYSTEMD_UNITS, service_account
+from hutch_shared.host_mark import BOOTED, LAUNCHD_UNITS, MARK, SYSTEMD_UNITS, service_account
 from hutch_shared.paths import HOST_ACCOUNT, HOST_STATE, LAUNCHER_CONFIG
 
-__all__ = ["BOOTED", "UnitPlace", "find_place", "installed_credential"]
-
-BOOTED: Final = Path("/run/systemd/system")
-"""Exists where systemd is the running init."""
+__all__ = ["UnitPlace", "find_place", "installed_credential"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +100,7 @@ def find_place(*, system: bool, systemd_version: Callable[[], int], credential: 
     """
     argv = _argv("hutchd", "hutch_daemon")
     if sys.platform == "darwin":
-        folder = Path("/Library/LaunchDaemons") if system else Path.home() / "Library/LaunchAgents"
+        folder = LAUNCHD_UNITS if system else Path.home() / "Library/LaunchAgents"
         texts = render_launchd(argv, os.environ, system=system)
         return UnitPlace(folder, texts, argv[0], system, "launchd", here=True)
     if not system:

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from hutch_client.install.edits import edits_of
-from hutch_client.install.place import BOOTED, UnitPlace
+from hutch_client.install.place import UnitPlace
 from hutch_client.install.units import CREDENTIAL, DAEMON, EDITED, LAUNCHER, SOCKETS, credential_of, seal_of
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.host_mark import BOOTED
 from hutch_shared.paths import LAUNCHER_CONFIG, LAUNCHER_SOCKET_UNIT
 
 __all__ = [
