@@ -108,15 +108,18 @@ def _decoded(line: bytes) -> dict[str, Any] | None:
 
 def _strings(value: Any) -> int:
     """Return the bytes of all texts in `value`."""
-    match value:
-        case str():
-            return _size(value)
-        case dict():
-            return sum(_strings(one) for one in value.values())
-        case list():
-            return sum(_strings(one) for one in value)
-        case _:
-            return 0
+    size, left = 0, [value]
+    while left:
+        match left.pop():
+            case str() as text:
+                size += _size(text)
+            case dict() as part:
+                left.extend(part.values())
+            case list() as parts:
+                left.extend(parts)
+            case _:
+                pass
+    return size
 
 
 def _size(text: str) -> int:

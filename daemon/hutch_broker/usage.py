@@ -268,11 +268,15 @@ def _is_count(value: Any) -> bool:
 def _unknown_counters(of: Mapping[str, Any], known: Set[str]) -> frozenset[str]:
     """Return the names of counters above 0 that are not `known`, at any depth. Times and shares are no counters."""
     found: set[str] = set()
-    for name, value in of.items():
-        if isinstance(value, dict) and name not in known:
-            found |= _unknown_counters(value, known)
-        elif name not in known and _is_count(value):
-            found.add(name[:100])
+    left = [of]
+    while left:
+        for name, value in left.pop().items():
+            if name in known:
+                continue
+            if isinstance(value, dict):
+                left.append(value)
+            elif _is_count(value):
+                found.add(name[:100])
     return frozenset(found)
 
 

@@ -247,6 +247,20 @@ def test_searches_of_a_broken_stream_count() -> None:
     assert counted("anthropic", [BEGUN, search, search, report]).searches == 1
 
 
+@pytest.mark.parametrize("depth", range(100, 1300, 50))
+def test_nesting_hides_no_usage_and_raises_nothing(depth: int) -> None:
+    """The count ends each request, so it must not fail on any body that the provider sends."""
+    deep = b'{"a":' * depth + b"1" + b"}" * depth
+    content = b'data: {"choices":[{"delta":' + deep.replace(b"1", b'"abcd"') + b"}]}"
+    usage = b'{"usage":{"input_tokens":1,"output_tokens":2,"more":' + deep + b"}}"
+
+    streamed = counted("openai", [sse({"usage": {"prompt_tokens": 9, "completion_tokens": 0}}), content])
+    whole = counted("anthropic", [usage], "application/json")
+
+    assert streamed.output >= 2
+    assert whole.unpriced == {"a"} or not whole.known
+
+
 @pytest.mark.parametrize(
     ("kind", "body"),
     [
