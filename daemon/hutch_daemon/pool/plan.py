@@ -67,17 +67,8 @@ def look_interval(settings: ExecutorSettings) -> float:
 
 
 def _overdue(state: PoolState, now: float) -> tuple[Retirement, ...]:
-    """Return the executors to end because a timeout has passed."""
-    found = [retired for one in state.executors if (retired := _timed_out(state.settings, one, now)) is not None]
-    ending = {one.executor for one in found}
-    ready = Counter(one.key for one in state.executors if one.state == "ready" and one.id not in ending)
-    for one in state.executors:  # after a restart of hutchd, several may have been started for one session
-        kept = state.settings.spares if state.wants_spares(one.key) else 0
-        is_old = one.state == "ready" and one.id not in ending and now - one.since >= state.settings.idle_timeout
-        if is_old and ready[one.key] > kept:
-            ready[one.key] -= 1
-            found.append(Retirement(one.id, "no session needed it", 2.0))
-    return tuple(found)
+    """Return the executors to end because a timeout has passed, or because they are outdated."""
+    return tuple(retired for one in state.executors if (retired := _timed_out(state, one, now)) is not None)
 
 
 def _surplus(state: PoolState, taken: set[str]) -> Iterator[Retirement]:
@@ -89,7 +80,8 @@ def _surplus(state: PoolState, taken: set[str]) -> Iterator[Retirement]:
             yield Retirement(one.id, "no session needed it", 2.0)
 
 
-def _timed_out(settings: ExecutorSettings, one: ExecutorView, now: float) -> Retirement | None:
+def _timed_out(state: PoolState, one: ExecutorView, now: float) -> Retirement | None:
+    settings = state.settings
     if one.state == "ready" and one.outdated:
         return Retirement(one.id, "the settings, its account or Hutch's files changed after its start", 2.0)
     if one.state in ("ready", "leased") and now - one.last_seen >= settings.heartbeat_timeout:
@@ -100,6 +92,8 @@ def _timed_out(settings: ExecutorSettings, one: ExecutorView, now: float) -> Ret
         return Retirement(one.id, f"it had no connection for {settings.lost_timeout:.0f} s")
     if one.state == "leased" and one.idle_since is not None and now - one.idle_since >= settings.idle_timeout:
         return Retirement(one.id, "its session was idle", 5.0)
+    if one.state == "ready" and now - one.since >= settings.idle_timeout and not state.wants_spares(one.key):
+        return Retirement(one.id, "no session needed it", 2.0)
     return None
 
 
