@@ -73,11 +73,13 @@ class Cgroup:
             return
         with contextlib.suppress(OSError):
             (self.path / "freezer.state").write_text("FROZEN")
-        for pid in self.pids():
-            if (process := look_up(pid)) is not None:
-                signal_it(process, signal.SIGKILL)
-        with contextlib.suppress(OSError):
-            (self.path / "freezer.state").write_text("THAWED")
+        try:
+            for pid in self.pids():
+                if (process := look_up(pid)) is not None:
+                    signal_it(process, signal.SIGKILL)
+        finally:  # frozen processes end only once they are thawed
+            with contextlib.suppress(OSError):
+                (self.path / "freezer.state").write_text("THAWED")
 
 
 def _pids_in(directory: Path) -> set[int]:
