@@ -153,7 +153,6 @@ class Pool:
         return executor
 
     async def _wait_for(self, lease: LeaseRequest) -> Executor:
-        self._composition.refresh()
         try:
             return await self._leases.wait(lease)
         except BaseException:
