@@ -55,8 +55,9 @@ def ago(at: str | None, now: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Return `1 turn`, `2 turns`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    """Return `1 turn`, `2 turns`, `2 processes`."""
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{'' if number == 1 else plural}"
 
 
 def prompt_words(prompt: str, kind: str) -> str:

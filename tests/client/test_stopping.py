@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from hutch_client.__main__ import main
+from hutch_client.tables import count
 from hutch_shared.hutchd_lock import DATABASE_LOCK, RESTORES, starting
 from hutch_shared.process_record import RecordedProcess, write_record
 from hutch_shared.processes import start_time
@@ -127,6 +128,12 @@ def test_a_restore_is_named_and_left_alone(state: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().err.endswith(named)
 
 
+@pytest.mark.parametrize(("number", "words"), [(1, "1 process"), (2, "2 processes"), (1000, "1,000 processes")])
+def test_processes_are_counted_in_words(number: int, words: str) -> None:
+    """The plural is that of the noun."""
+    assert count(number, "process") == words
+
+
 def test_what_a_hutchd_that_is_gone_has_left_is_named_and_ended(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,7 +150,10 @@ def test_what_a_hutchd_that_is_gone_has_left_is_named_and_ended(
         ended = capsys.readouterr().err
 
         assert left.wait() == -signal.SIGTERM
-    assert codes == [0, 0]
+    codes.append(main(["daemon", "stop", "--stop"]))
+    nothing = capsys.readouterr().err
+    assert codes == [0, 0, 0]
+    assert nothing == "No hutchd runs, and nothing of it is left.\n"
     assert f"Left running:\n  executor e-1 (pid {left.pid}), session s-1\n" in named
     assert "hutch-broker" not in named
     assert ended == "Ended what an earlier hutchd had left: 1 process.\n"

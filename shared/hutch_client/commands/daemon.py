@@ -152,6 +152,7 @@ def _stop_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+_NOTHING = "No hutchd runs, and nothing of it is left."
 _WAYS = {
     "drain": "wait for running turns to end, and leave those that do not (the default)",
     "leave": "leave executors and their turns running; the next hutchd adopts them",
@@ -180,7 +181,9 @@ def _stop(given: argparse.Namespace) -> int:
     elif not stopped.ran and (endpoint := find_endpoint()).kind == "host" and (given.how != "stop" or os.geteuid()):
         raise host_is_down(endpoint.socket)  # what the host's has left only root can find and end
     elif not stopped.ran and given.how != "stop":
-        raise HutchError(Reason.CONNECTION_LOST, "No hutchd runs, and nothing of it is left.")
+        raise HutchError(Reason.CONNECTION_LOST, _NOTHING)
+    elif not stopped.ran and not stopped.left:
+        print(_NOTHING, file=sys.stderr)
     return exits.OK
 
 
