@@ -136,9 +136,9 @@ class Killed:
         return m.KillResult(self.outcome, self.words(), self.left)
 
 
-def combined(results: Iterable[Killed]) -> Killed | None:
+def combined(results: Iterable[Killed | None]) -> Killed | None:
     """Return the result of several kills: it is `gone` only if all are. None if there are no results."""
-    found = tuple(results)
+    found = tuple(filter(None, results))
     left = tuple(sorted({pid for one in found for pid in one.left}))
     if left:
         return Killed("left", left)

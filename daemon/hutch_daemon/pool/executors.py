@@ -164,6 +164,11 @@ class Executor:
         except HutchError as error:
             _log.info("an executor did not take its mode", executor=self.id, error=error.message)
 
+    @property
+    def limits(self) -> m.LimitsApplied | None:
+        """Its limits as clients see them; None if the kernel was not asked."""
+        return self.made_of.on_wire() if self.made_of is not None else None
+
     def status(self) -> m.ExecutorStatus:
         """Return the executor as clients see it."""
         return m.ExecutorStatus(
@@ -176,7 +181,7 @@ class Executor:
             protocol=self.protocol,
             adopted=self.adopted,
             detail=self.explanation,
-            limits=self.made_of.on_wire() if self.made_of is not None else None,
+            limits=self.limits,
         )
 
     def __repr__(self) -> str:

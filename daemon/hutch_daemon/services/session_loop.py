@@ -469,7 +469,7 @@ class SessionLoop:
             await self._pool.end(executor, "its session was closed", grace=3.0)
 
         def close(tx: Tx) -> None:
-            killed = combined(one.killed for one in served_by if one.killed is not None)  # a later check may be known
+            killed = combined(one.killed for one in served_by)  # a later check may be known
             result = m.KillResult("gone", "it had no executor") if killed is None else killed.result()
             verified = result.outcome == "gone"
             word = "session_closed" if verified else "quarantined"

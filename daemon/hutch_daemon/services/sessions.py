@@ -208,7 +208,7 @@ class SessionService:
     def _view(self, row: SessionRow, near: sessions.SessionActivity, warning: str | None = None) -> m.Session:
         speaking = row.agent_session is not None and not row.agent_session.startswith(FORK_MARK)
         active, executor = near.active, self._roster.serving.get(row.id)
-        unverified = combined(one.killed for one in self._roster.quarantined(row.id) if one.killed is not None)
+        unverified = combined(one.killed for one in self._roster.quarantined(row.id))
         return to_message(
             m.Session,
             row,
@@ -222,9 +222,7 @@ class SessionService:
             queued=near.queued,
             usage=near.usage,
             warning=warning,
-            executor_limits=executor.made_of.on_wire()
-            if executor is not None and executor.made_of is not None
-            else None,
+            executor_limits=executor.limits if executor is not None else None,
             killed=row.killed if unverified is None else unverified.result(),
         )
 
