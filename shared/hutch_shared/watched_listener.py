@@ -91,7 +91,8 @@ class WatchedListener:
         path = self.listener.path
         fault = self.listener.fault()
         if fault is None:
-            self._end_trouble()  # its file came back, as by a rename
+            if self.trouble:  # its file came back, as by a rename
+                self._end_trouble()
             return
         try:
             self._make_directory()
