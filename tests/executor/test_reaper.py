@@ -45,17 +45,22 @@ time.sleep(600)
 """A process that forks two executors, each of which gets a reaper and starts a process."""
 
 HIDDEN: Final = """
-import os, subprocess, sys
+import os, subprocess, sys, time
 from hutch_executor.process.reaper import fork_reaper
 if os.fork() == 0:
     fork_reaper()
     child = subprocess.Popen([sys.argv[1], "600"], stdout=subprocess.DEVNULL)
-    shown = os.path.exists(f"/proc/{child.pid}")
+    until = time.monotonic() + 10
+    while (shown := os.path.exists(f"/proc/{child.pid}")) and time.monotonic() < until:
+        os.sched_yield()
     os.write(1, b"%d %d\\n" % (child.pid, shown))
     os._exit(0)
 os.wait()
 """
-"""An executor that starts a program and ends. It prints the program's pid, and whether /proc shows it."""
+"""An executor that starts a program and ends. It prints the program's pid, and whether /proc shows it.
+
+Popen returns a moment before the kernel has hidden the program.
+"""
 
 SLOW: Final = """
 import mmap, os, signal
