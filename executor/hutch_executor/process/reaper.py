@@ -57,7 +57,7 @@ while [ $quiet -lt 2 ]; do
   if [ $quiet = 0 ] && [ $round -gt ${executor:+5}0 ]; then
     if [ -n "$executor" ] && [ $round -le 300 ]; then
       command eval '{ sleep 0.02 & } > /proc/$$/fd/0'
-      exec > /dev/null
+      command exec > /dev/null
       read -r line
     else
       [ $round -gt 300 ] && pause=1 || pause=0.02
@@ -71,8 +71,8 @@ exit $code
 a pause lasts until a program that is not waited for ends, which closes the pipe. An executor that takes longer than a
 few seconds to end gets longer pauses, with a wait.
 
-`command eval` goes on where no process can be started for the pause. A child of which /proc shows nothing is killed:
-a /proc mounted with `hidepid` hides those that their own account may not inspect.
+`command` lets the script go on where no process can be started for the pause, or no file can be opened. A child of
+which /proc shows nothing is killed: a /proc mounted with `hidepid` hides those that their own account may not inspect.
 """
 
 
