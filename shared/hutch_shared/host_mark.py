@@ -77,16 +77,17 @@ def is_marked(state: Path) -> bool:
 def leave_mark(state: Path, socket: Path) -> str | None:
     """Leave the mark in our state directory: from now on the host has a hutchd of its own, whose socket is `socket`.
 
-    Every account may then pass through the directory, so its other entries are closed to other accounts first. Returns
-    a sentence if an entry cannot be closed: the directory then stays closed, and only its owner and root see the mark.
-    OSError if the mark cannot be written.
+    Every account may then pass through the directory, so its other entries are closed to other accounts first, except
+    for the directory of the socket, if that is here. Returns a sentence if an entry cannot be closed: the state
+    directory then stays closed, and only its owner and root see the mark. OSError if the mark cannot be written.
     """
-    open_entries = [name for name in sorted(os.listdir(state)) if name != MARK and not _close(state / name)]
+    entries = [state / name for name in sorted(os.listdir(state))]
+    still_open = [entry for entry in entries if entry not in (state / MARK, socket.parent) and not _close(entry)]
     if _text(state / MARK) != f"{socket}\n":
         _write_mark(state, f"{socket}\n")
-    if open_entries:
+    if still_open:
         return (
-            f"{state / open_entries[0]} is open to other accounts and belongs to another one, so {state} stays closed,"
+            f"{still_open[0]} is open to other accounts and belongs to another one, so {state} stays closed,"
             " and users do not see that this host has a hutchd while it is stopped: chmod go= that file and restart."
         )
     state.chmod(STATE_MODE)

@@ -81,6 +81,16 @@ def test_the_mark_can_be_found_and_nothing_else(tmp_path: Path) -> None:
     assert modes == {tmp_path.name: STATE_MODE, MARK: 0o644, "hutch.db": 0o600, "copy.db": 0o600, "spool": 0o700}
 
 
+def test_the_directory_of_the_socket_stays_open(tmp_path: Path) -> None:
+    """With HUTCH_STATE_DIR it is in the state directory, and every account connects there."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run").chmod(0o755)
+
+    leave_mark(tmp_path, tmp_path / "run" / "client.sock")
+
+    assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o755
+
+
 def test_files_may_come_and_go_while_the_mark_is_left(tmp_path: Path) -> None:
     """hutchd serves already: the database's log, backups and records appear and disappear."""
     over = Event()
