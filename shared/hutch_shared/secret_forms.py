@@ -61,6 +61,10 @@ _INCOMPLETE: Final = re.compile(
 )
 """An escape that the end of a text cuts."""
 _CONTROL: Final = re.compile(rb"\\{1,2}n|\\[rt]")
+_REGION: Final = 8192
+"""The fewest bytes of a text in which a form is looked for to mask it."""
+_EXPANDED: Final = 32
+"""More bytes than a form takes for each byte of the secret, even if each of its characters is escaped."""
 _GRAM: Final = 6
 """The number of characters with which `SecretForms.overlap` is fastest."""
 
@@ -304,11 +308,12 @@ class SecretForms:
             hit = self._exact in text
             return text.replace(self._exact, cover(self._exact)), "plain" if hit else ""
         name, spans = "", []
-        for layer in _spanned_layers(text):
-            for form in self._whole:
-                found = layer.find(form.text)
-                name = name or (form.name if found else "")
-                spans += found
+        for begin, end in self._regions(text):
+            for layer in _spanned_layers(text[begin:end]):
+                for form in self._whole:
+                    found = layer.find(form.text)
+                    name = name or (form.name if found else "")
+                    spans += [(begin + first, begin + last) for first, last in found]
         masked, end = bytearray(), 0
         for first, last in _merged(spans):
             while first > end and text[first - 1 : first] == b"\\":
@@ -316,6 +321,18 @@ class SecretForms:
             masked += text[end:first] + cover(text[first:last])
             end = last
         return bytes(masked + text[end:]), name
+
+    def _regions(self, text: bytes) -> list[tuple[int, int]]:
+        """Return the parts of `text` that contain the secret, with what is near them: masking the rest is slow.
+
+        A form that is spread over more than such a part remains, and `found` finds it.
+        """
+        size = max(_REGION, _EXPANDED * len(self._secret))
+        if len(text) <= 2 * size:
+            return [(0, len(text))]
+        starts = range(0, len(text) - size, size)
+        hits = [at for at in starts if self.found(text[at : at + 2 * size])]
+        return _merged([(max(0, at - size), at + 3 * size) for at in hits])
 
     @cached_property
     def _whole(self) -> list[_Form]:

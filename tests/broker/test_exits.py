@@ -407,3 +407,15 @@ def test_what_is_held_for_long_arrives_in_time(kind: str, begin: bytes, piece: b
     released = mask.feed(end) + mask.end()
 
     assert (held, released) == (b"", begin + piece * pieces + end)
+
+
+@pytest.mark.parametrize("name", ["plain", "reversed", "hex", "binary", "JSON escapes", "JSON escapes, twice"])
+@pytest.mark.parametrize("at", [0, 8_150, 16_300, 24_560, 90_000])
+def test_a_form_is_masked_wherever_it_is_in_a_large_text(name: str, at: int) -> None:
+    """Nothing else of the text changes."""
+    forms, rest = SecretForms(KEY), b"one, two. " * 9_000
+    form = FORMS[name].encode()
+    masked, _ = forms.mask(rest[:at] + b" " + form + b" " + rest[at:])
+
+    assert not forms.found(masked)
+    assert (masked[:at], masked[at + len(form) + 2 :]) == (rest[:at], rest[at:])
