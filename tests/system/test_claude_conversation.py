@@ -13,7 +13,7 @@ import pytest
 from hutch_shared.events import TurnEnded
 from tests.rehearsal import Pause, Refuse, Reply, Request, Say, Use
 from tests.sampling import sample
-from tests.system.claude_stage import Stage, gone, stage
+from tests.system.claude_stage import gone, stage
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120), sample(3)]
 
@@ -186,15 +186,11 @@ async def test_an_offered_prompt_runs_only_if_the_agent_never_got_it(tmp_path: P
         again = await on.turn("once", turn="t-once", offered=True)
         unasked = len(on.model.turns)
         other = await on.turn("twice", turn="t-other", offered=True)
-        dropped = await _dropped(on)
-
         assert (again.state, again.reason) == ("failed", "outcome_unknown")
         assert (unasked, other.state, other.result) == (0, "completed", "ok")
         assert not (on.cwd / "ran").exists()
-        assert (dropped.state, dropped.reason) == ("failed", "outcome_unknown")
+    async with stage(tmp_path, script, resume=other.agent_session) as on:
+        with anyio.fail_after(30):
+            dropped = await on.turn("twice", turn="t-other")  # the conversation contains it: the CLI itself drops it
 
-
-async def _dropped(on: Stage) -> TurnEnded:
-    """Submit a prompt again that the conversation contains: the CLI itself drops it, and the turn ends."""
-    with anyio.fail_after(30):
-        return await on.turn("twice", turn="t-other")
+        assert (dropped.state, dropped.reason, on.model.turns) == ("failed", "outcome_unknown", [])
