@@ -14,6 +14,7 @@ import pytest
 from hutch_client.install.units import DAEMON, LAUNCHER, render_systemd
 from tests.programs import systemd_analyze, visudo
 from tests.rehearsal import Model, Say, serve
+from tests.sampling import sample
 from tests.system.host import KEY, settings_for
 from tests.system.readme import World, block, world
 
@@ -55,6 +56,7 @@ async def model() -> AsyncIterator[Model]:
         yield model
 
 
+@sample(1)
 @pytest.mark.parametrize("way", ["by hand", "sudo"])
 async def test_from_nothing_to_the_first_turn(made: World, model: Model, way: str) -> None:
     """alice's agent runs under her own account, and doctor finds nothing missing for either user."""

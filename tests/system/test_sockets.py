@@ -16,11 +16,11 @@ from hutch_shared import messages as m
 from hutch_shared.errors import HutchError
 from hutch_shared.events import Event
 from tests.rehearsal import Say, Step, Steps, anything, serve
-from tests.sampling import seed
+from tests.sampling import sample, seed
 from tests.system.host import KEY, Host, host, settings_for
 from tests.system.log import DEADLINE, data, log_of, wait_for
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, sample(3)]
 
 REACHABLE = 3.0
 """Seconds within which hutchd is reachable again."""

@@ -23,7 +23,7 @@ from tests.system import processes
 from tests.system.host import KEY, Host, host, settings_for
 from tests.system.log import DEADLINE, log_of, wait_for
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, sample(3)]
 
 SPARES_OFF = "[executors]\nspares = 0\n"
 PROMPT = 2.0 + 3.0

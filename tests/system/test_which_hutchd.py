@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.sampling import sample
 from tests.system.readme import World, block, world
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, sample(1)]
 
 PEOPLE = ("alice", "")
 """An ordinary user, and root."""
