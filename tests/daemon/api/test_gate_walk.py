@@ -209,9 +209,7 @@ async def walk(folder: Path, which: Iterable[Cell], phase: Phase, into: Walk) ->
                         if cell.uses_up and cell.about in NAMED:
                             owner = bob if cell.whose is Ownership.FOREIGN else people[cell.role]
                             tasks.start_soon(make, own, cell, owner, cell.session)
-                async with (
-                    anyio.create_task_group() as tasks
-                ):  # last: their keys are in use then
+                async with anyio.create_task_group() as tasks:  # last: their keys are in use then
                     for state in ("open", "closed"):
                         theirs = [(role, Ownership.OWN, people[role]) for role in Role]
                         for role, whose, owner in (*theirs, (Role.PERSON, Ownership.FOREIGN, bob)):
