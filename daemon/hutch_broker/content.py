@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from hutch_broker.dialects import UsageStyle
+from hutch_broker.json_values import values_in
 
 __all__ = ["CONTENT", "NO_CONTENT", "StreamContent", "tokens_in"]
 
@@ -108,18 +109,7 @@ def _decoded(line: bytes) -> dict[str, Any] | None:
 
 def _strings(value: Any) -> int:
     """Return the bytes of all texts in `value`."""
-    size, left = 0, [value]
-    while left:
-        match left.pop():
-            case str() as text:
-                size += _size(text)
-            case dict() as part:
-                left.extend(part.values())
-            case list() as parts:
-                left.extend(parts)
-            case _:
-                pass
-    return size
+    return sum(_size(one) for one in values_in(value) if isinstance(one, str))
 
 
 def _size(text: str) -> int:

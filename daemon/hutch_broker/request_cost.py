@@ -8,12 +8,13 @@ as input too, and has no bound here. A request that names no limit, or refers to
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
+from hutch_broker.json_values import values_in
 from hutch_broker.prices import PriceTable, Unpriced
 from hutch_broker.usage import TokenCount
 from hutch_shared.broker_link import DialectName
@@ -24,6 +25,8 @@ _HIDDEN: Final = 2000
 """Tokens that a provider adds to the input by itself: instructions for tools, for instance."""
 _MAX_TEXT: Final = 200
 """The number of characters that are kept of the model's name and other words: agents choose them."""
+_INPUTS: Final = ("messages", "system", "input", "contents")
+"""The parts of a request that the model reads, in the dialects that name files and pages."""
 _MODEL_IN_PATH: Final = re.compile(r"/models?/([^/:]+(?:(?::|%3[Aa])\d+)?)")
 
 
@@ -83,7 +86,7 @@ def read_request(dialect: DialectName, path: str, body: bytes) -> RequestAsk | N
         size=len(body),
         output=None if output is None else output * answers,
         searches=_searches(asked.get("tools")),
-        refers=_refers([asked.get(name) for name in ("messages", "system", "input", "contents")])
+        refers=any(map(_is_reference, values_in([asked.get(name) for name in _INPUTS])))
         or any(asked.get(name) for name in ("previous_response_id", "conversation", "cachedContent")),
         keeps="1h" if b'"1h"' in body else "5m" if b'"cache_control"' in body else "",
         streams=asked.get("stream") is True or "stream" in path.lower(),
@@ -144,19 +147,11 @@ def _searches(tools: Any) -> int | None:
     return total
 
 
-def _refers(values: Iterable[Any]) -> bool:
+def _is_reference(value: Any) -> bool:
     """Return whether a part of the input is a file or page that is only named."""
-    left = list(values)
-    while left:
-        match left.pop():
-            case {"source": {"type": "url" | "file"}} | {"fileData": _} | {"file_id": _} | {"file_url": _}:
-                return True
-            case {"image_url": {"url": str() as url}} | {"image_url": str() as url} if not url.startswith("data:"):
-                return True
-            case dict() as part:
-                left.extend(part.values())
-            case list() as parts:
-                left.extend(parts)
-            case _:
-                pass
+    match value:
+        case {"source": {"type": "url" | "file"}} | {"fileData": _} | {"file_id": _} | {"file_url": _}:
+            return True
+        case {"image_url": {"url": str() as url}} | {"image_url": str() as url}:
+            return not url.startswith("data:")
     return False
