@@ -59,6 +59,8 @@ class Changes:
     asked: Asked = field(default_factory=Asked)
     gone: set[str] = field(default_factory=set)
     counts: Counter[str] = field(default_factory=Counter)
+    open: dict[str, m.Session] = field(default_factory=dict)
+    """The last session of each account. It stays open, because only accounts with a session have spares."""
 
     async def change(self) -> None:
         """Change one thing."""
@@ -82,6 +84,7 @@ class Changes:
             case "account" if who.name in self.gone:
                 await self.restore(who)
             case "account":
+                await self.close(who.name)
                 await run("userdel", "--force", who.name)
                 self.gone.add(who.name)
 
@@ -111,8 +114,10 @@ class Changes:
             known = [self.host.people["alice"]]
         who = self.dice.choice(known)
         cwd = str(self.host.folder(who, "work"))
+        warm = {one.id for one in (await self.hutch.get_status()).executors if one.state == "ready"}
         session = await self.hutch.open_session(m.OpenSession("script", cwd, account=who.name))
         executor = await self.executor_of(session)
+        self.counts["sessions that got a spare"] += executor.id in warm
         seen = await self.hutch.get_session(session.id)
 
         assert self.too_many(await self.hutch.get_status()) == {}
@@ -126,7 +131,24 @@ class Changes:
         assert seen.executor_limits.applied == m.ResourceLimits(
             self.asked.memory, self.asked.pids, self.asked.cpu_weight, self.asked.open_files
         )
-        await self.hutch.close_session(session.id, force=True)
+        await self.close(who.name)
+        self.open[who.name] = session
+
+    async def close(self, name: str) -> None:
+        """Close the open session of an account, if it has one."""
+        if (session := self.open.pop(name, None)) is not None:
+            await self.hutch.close_session(session.id, force=True)
+
+    async def spares_ready(self) -> None:
+        """Wait until each account with a session has its spares."""
+        with anyio.fail_after(DEADLINE):
+            while True:
+                ready = Counter(
+                    one.account for one in (await self.hutch.get_status()).executors if one.state == "ready"
+                )
+                if all(ready[name] == self.asked.spares for name in self.open):
+                    return
+                await anyio.sleep(0.05)
 
     async def executor_of(self, session: m.Session) -> m.ExecutorStatus:
         """Wait for the session's executor."""
@@ -202,8 +224,10 @@ async def changes(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Changes]:
 
 
 async def make_changes(changes: Changes, count: int) -> None:
-    """Make random changes, each followed by a session."""
+    """Make random changes, each followed by a session. Before about half of them, the spares are ready."""
     for _ in range(count):
+        if changes.dice.random() < 0.5:
+            await changes.spares_ready()
         await changes.change()
         await changes.check_session()
     await changes.check_gone()
