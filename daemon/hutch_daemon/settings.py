@@ -200,6 +200,9 @@ class SandboxSettings(_Section, frozen=True, kw_only=True):
 
     mode: Literal["auto", "require", "off"] = "auto"
     """If the host allows no sandbox, `auto` runs sessions without one and reports that; `require` refuses them."""
+    kind: Literal["any", "bubblewrap", "landlock"] | None = None
+    """What may enforce the sandbox. Default: bubblewrap or, where that does not work, Landlock; with `require` only
+    bubblewrap."""
     home: Literal["tools", "read_only", "hidden"] = "tools"
     """The part of the account's home that an agent sees: folders of developer tools, all but secrets, or nothing."""
     show: tuple[str, ...] = ()

@@ -40,6 +40,7 @@ Scope = Literal["once", "session", "always"]
 Decision = Literal["allow", "deny", "answer"]
 KeysKept = Literal["brokered", "exposed", "none"]
 IsolationLevel = Literal["strict", "account", "reduced"]  # decided in hutch_daemon/environments/levels.py
+SandboxKind = Literal["bubblewrap", "landlock"]
 CredentialKind = Literal["api_key", "oauth", "gateway"]
 Delivery = Literal["direct", "lease"]
 KillOutcome = Literal["gone", "left", "unknown"]
@@ -124,6 +125,10 @@ class Isolation(Wire, frozen=True, omit_defaults=True):
     """What a higher level needs here and how to get it; empty at the highest level."""
     limits: str = ""
     """The resource limits of the session's processes, as text for the user."""
+    sandbox: SandboxKind | None = None
+    """What enforces the sandbox; None without one, and in records of earlier versions."""
+    open: tuple[str, ...] = ()
+    """The attacks that remain possible, by their names in `attacks`."""
 
 
 class InstructionFile(Wire, frozen=True, omit_defaults=True):
@@ -886,7 +891,7 @@ class SandboxSpec(Wire, frozen=True, omit_defaults=True):
     """
 
     program: str
-    """The path of bubblewrap."""
+    """The path of bubblewrap; empty with Landlock."""
     hide: tuple[str, ...] = ()
     show: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
@@ -895,6 +900,17 @@ class SandboxSpec(Wire, frozen=True, omit_defaults=True):
     network: Literal["full", "allow-list", "broker-only"] = "full"
     allow: tuple[str, ...] = ()
     """The hosts for `allow-list`, in the syntax of the settings."""
+    kind: SandboxKind = "bubblewrap"
+    """What enforces it."""
+
+
+class SandboxTrial(Wire, frozen=True, omit_defaults=True):
+    """The result of trying a sandbox."""
+
+    faults: dict[str, str] = {}
+    """Why it does not hold, by network; a fault of `full` is one of every network."""
+    abi: int = 0
+    """The kernel's Landlock ABI if Landlock was tried and is there."""
 
 
 class AccountSetup(Wire, frozen=True, omit_defaults=True):
@@ -1083,4 +1099,4 @@ class Boot(Wire, frozen=True, omit_defaults=True):
     heartbeat: float = 5.0
     """Seconds between heartbeats."""
     trial: SandboxSpec | None = None
-    """Only probe this sandbox: answer with one line on standard input (the faults, by network), and end."""
+    """Only probe this sandbox: answer with a `SandboxTrial` as one line on standard input, and end."""

@@ -207,7 +207,7 @@ def _sandbox(who: PathReader, config: LauncherConfig, paths: Paths) -> Finding:
     except (OSError, subprocess.TimeoutExpired) as error:
         return Finding(subject, f"It could not be tried: {error}.")
     try:
-        trouble = msgspec.json.decode(done.stdout, type=dict[str, str])
+        trouble = msgspec.json.decode(done.stdout, type=m.SandboxTrial).faults
     except msgspec.DecodeError:
         trouble = {"full": " ".join(done.stderr.decode(errors="replace").strip().splitlines()[-1:]) or "no output"}
     if why := trouble.pop("full", ""):

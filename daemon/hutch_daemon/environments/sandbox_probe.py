@@ -27,7 +27,7 @@ __all__ = ["PROBE_COMMAND", "SandboxProbe", "TrialRun", "probe"]
 
 PROBE_COMMAND = (sys.executable, "-P", "-m", "hutch_executor.sandbox")
 TrialRun = Callable[[m.SandboxSpec], Awaitable[str]]
-"""Tries the sandbox as an account; returns a JSON object with the reason for each network that does not work."""
+"""Tries the sandbox as an account; returns a `SandboxTrial` as JSON, or a sentence that says why there is none."""
 _DEADLINE = 60.0
 
 
@@ -108,9 +108,10 @@ async def probe(
     spec = m.SandboxSpec(program, hide, tuple(show))
     output = await (trial(spec) if trial is not None else _run(command, msgspec.json.encode(spec)))
     try:
-        found = msgspec.json.decode(output, type=dict[str, str])
+        trial_result = msgspec.json.decode(output, type=m.SandboxTrial)
     except msgspec.DecodeError:
-        found = {"full": output}
+        trial_result = m.SandboxTrial({"full": output})
+    found = trial_result.faults
     if why := found.pop("full", ""):
         return SandboxProbe(why=f"There is no sandbox around the agent: bubblewrap cannot set one up here ({why}).")
     version = await _run((program, "--version")) or "bubblewrap"

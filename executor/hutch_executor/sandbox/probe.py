@@ -118,7 +118,7 @@ def probe_sandbox(spec: m.SandboxSpec, home: str) -> str:
 
 
 def probe_networks(spec: m.SandboxSpec, home: str) -> bytes:
-    """Probe the sandbox with each network; return the faults, by network, as JSON. Blocks for a moment.
+    """Probe the sandbox with each network; return a `SandboxTrial` as JSON. Blocks for a moment.
 
     What killed probes left is removed first.
     """
@@ -127,11 +127,11 @@ def probe_networks(spec: m.SandboxSpec, home: str) -> bytes:
     if not found["full"]:
         for network in ("broker-only", "allow-list"):
             found[network] = probe_sandbox(msgspec.structs.replace(spec, network=network), home)
-    return msgspec.json.encode({name: fault for name, fault in found.items() if fault})
+    return msgspec.json.encode(m.SandboxTrial({name: fault for name, fault in found.items() if fault}))
 
 
 def main() -> int:
-    """Probe the sandbox specified on standard input; print the faults, by network, as JSON.
+    """Probe the sandbox specified on standard input; print a `SandboxTrial` as JSON.
 
     With `--no-new-privileges` probe it as it is in an executor that hutch-launcher started. Exit codes: 0 a sandbox
     with the host's network holds, 1 it does not, 2 the specification cannot be read.

@@ -98,7 +98,7 @@ def test_an_unavailable_network_matters_only_to_sessions_that_require_it() -> No
 async def test_each_network_is_tried_and_failures_are_reported(tmp_path: Path) -> None:
     """The trial also works in an executor that hutch-launcher started; it reports forbidden networks."""
     bubblewrap()
-    told = 'print(\'{"allow-list": "it is forbidden"}\')'
+    told = 'print(\'{"faults": {"allow-list": "it is forbidden"}}\')'
     found = [
         await probe([], [], command=one)
         for one in (PROBE_COMMAND, (*PROBE_COMMAND, "--no-new-privileges"), (sys.executable, "-c", told))
