@@ -10,11 +10,26 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from hutch_shared.tree import LINKS, Tree, UnfitFileError
 
-__all__ = ["CACHES", "PRIVATE", "ROOT_ONLY", "SECRETS", "SYSTEM", "TOOLS", "TYPED_SECRETS", "holds_key", "in_home"]
+__all__ = [
+    "CACHES",
+    "PRIVATE",
+    "ROOT_ONLY",
+    "SECRETS",
+    "SYSTEM",
+    "TOOLS",
+    "TYPED_SECRETS",
+    "Access",
+    "holds_key",
+    "in_home",
+]
+
+Access = Literal["read", "write", "pinned", "private", "hidden", "taken", "devices", "processes"]
+"""How a place is shown. `private` is empty and temporary; `pinned` is writable but cannot be renamed; `taken` is an
+empty file that cannot be removed."""
 
 SYSTEM: Final = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix", "/gnu", "/snap", "/sys"),

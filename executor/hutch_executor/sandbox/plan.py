@@ -1,12 +1,14 @@
 """The plan of a sandbox: the places that it shows, makes writable and hides, and bubblewrap's arguments for that.
 
+The plan is the same for both kinds of sandbox; `landlock` has the rights for it.
+
 Theory. The agent sees a list of places, each at its real path: the system's programs read-only, its working directory,
 what its account's tools need. A list of hidden places alone would miss every place that its author did not think of, so
 hiding is only for places inside shown ones. If one place lies in another, the deeper one decides, whatever list it came
 from: a project is shown in a hidden home, Hutch's state is hidden in a shown project, and Hutch's programs are
 read-only there.
 
-Always true of a program inside:
+Always true of a program inside bubblewrap (`landlock` says what holds there):
 
 - It has a pid namespace of its own. It sees no process of Hutch, and the processes that it started end with it or with
   the executor.
@@ -24,7 +26,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from hutch_executor.sandbox.places import (
     CACHES,
@@ -34,6 +36,7 @@ from hutch_executor.sandbox.places import (
     SYSTEM,
     TOOLS,
     TYPED_SECRETS,
+    Access,
     holds_key,
     in_home,
 )
@@ -41,10 +44,6 @@ from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 
 __all__ = ["SandboxPlan", "plan_sandbox"]
-
-Access = Literal["read", "write", "pinned", "private", "hidden", "taken", "devices", "processes"]
-"""How a place is mounted. `private` is empty and temporary; `pinned` is writable but cannot be renamed; `taken` is an
-empty file that cannot be removed."""
 
 _EMPTY: Final = str(Path(__file__).parents[1] / "py.typed")
 """An empty file to mount over a hidden one. Not a device, which cannot be opened there: some tools would fail."""
@@ -54,24 +53,29 @@ _BARE: Final = ("private", "hidden")
 
 @dataclass(frozen=True, slots=True)
 class SandboxPlan:
-    """A sandbox, as places by their real path. Not yet made: `argv` starts it."""
+    """A sandbox, as places by their real path. Not yet made: `enforcement` makes it."""
 
+    kind: m.SandboxKind
     program: str
-    """bubblewrap."""
+    """bubblewrap; empty with Landlock."""
     cwd: str
     network: str
     places: Mapping[str, Access]
     links: Mapping[str, str]
     """Symbolic links that lead to places, and their targets."""
 
-    def argv(self) -> tuple[str, ...]:
-        """Return bubblewrap's command; the command to run inside goes after it."""
+    def argv(self, seccomp: int | None = None) -> tuple[str, ...]:
+        """Return bubblewrap's command; the command to run inside goes after it.
+
+        bubblewrap reads a seccomp filter from the inherited descriptor `seccomp`, to its end.
+        """
         arguments = [
             self.program,
             *("--die-with-parent", "--new-session", "--unshare-user", "--unshare-pid", "--unshare-ipc"),
             "--unshare-uts",
             *(() if self.network == "full" else ("--unshare-net",)),
             *("--cap-drop", "ALL"),
+            *(() if seccomp is None else ("--seccomp", str(seccomp))),
         ]
         for path in sorted({*self.places, *self.links}, key=lambda path: (path.rstrip("/").count("/"), path)):
             around = _around(path, self.places)
@@ -109,7 +113,7 @@ def plan_sandbox(
     places |= _pinned(places)
     places |= dict.fromkeys(taken, "taken")
     links = _links((*SYSTEM, *PRIVATE, *tools, *show, *write, *sockets, home))
-    return SandboxPlan(spec.program, cwd, spec.network, places, links)
+    return SandboxPlan(spec.kind, spec.program, cwd, spec.network, places, links)
 
 
 def _require_fit(cwd: str, home: str, hidden: Iterable[str]) -> None:
