@@ -37,6 +37,8 @@ _CAPABILITY_VERSION = 0x2008_0522
 _CAPABILITIES = 64
 _SECCOMP_CALLS = {"x86_64": 317, "aarch64": 277, "riscv64": 277, "loongarch64": 277, "ppc64le": 358, "s390x": 348}
 _CANNOT_RUN = 126
+_IGNORED = (13, 25)
+"""SIGPIPE and SIGXFSZ."""
 _SOL_SOCKET, _SCM_RIGHTS = 1, 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -46,7 +48,8 @@ def landlock_abi() -> int:
     """Return the kernel's newest Landlock ABI; 0 if it has no Landlock, or it is off."""
     if sys.platform != "linux":
         return 0
-    return max(0, _libc.syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), _LANDLOCK_VERSION))
+    abi: int = _libc.syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), _LANDLOCK_VERSION)
+    return max(0, abi)
 
 
 def make_ruleset(abi: int, files: int, tcp: int, scopes: int) -> int:
@@ -133,10 +136,8 @@ def main(arguments: list[str]) -> None:
         fault = getattr(error, "strerror", None) or str(error)
     if fault:
         _refuse(f"it cannot be confined: {fault}")
-    import _signal
-
-    for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # Python ignores these; the command must not inherit that
-        _signal.signal(number, _signal.SIG_DFL)
+    for signal in _IGNORED:  # by Python; the command must not inherit that
+        _libc.signal(signal, None)
     try:
         os.execvp(command[0], command)  # noqa: S606 -- the command may well be a shell
     except OSError as error:

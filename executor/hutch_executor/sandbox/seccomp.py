@@ -1,4 +1,4 @@
-"""Seccomp filters: which system calls an agent's processes may make. Builds the kernel's instructions; installs nothing.
+"""Seccomp filters: which system calls an agent's processes may make. Builds the instructions; installs nothing.
 
 Theory. A filter sees the number of a system call and its arguments, but no memory: it can judge a socket's family, not
 a path. A number means a call only within one ABI, so a filter first checks the ABI and refuses every other one (a
@@ -70,22 +70,64 @@ _TIOCLINUX: Final = 0x541C
 """Pastes into a virtual console; like TIOCSTI it writes into a terminal as if its user had typed."""
 
 _COMMON: Final = {
-    **{"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "pidfd_getfd": 438, "fchmodat2": 452},
-    **{"setxattrat": 463, "removexattrat": 466, "file_setattr": 469},
+    "io_uring_setup": 425,
+    "io_uring_enter": 426,
+    "io_uring_register": 427,
+    "pidfd_getfd": 438,
+    "fchmodat2": 452,
+    "setxattrat": 463,
+    "removexattrat": 466,
+    "file_setattr": 469,
 }
 """Calls that came after the numbers were made the same on every architecture."""
 _ON_X86_64: Final = {
-    **{"ioctl": 16, "socket": 41, "socketpair": 53, "truncate": 76, "chmod": 90, "fchmod": 91, "chown": 92},
-    **{"fchown": 93, "lchown": 94, "ptrace": 101, "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190},
-    **{"removexattr": 197, "lremovexattr": 198, "fremovexattr": 199, "add_key": 248, "request_key": 249},
-    **{"keyctl": 250, "fchownat": 260, "fchmodat": 268, "process_vm_readv": 310, "process_vm_writev": 311},
+    "ioctl": 16,
+    "socket": 41,
+    "socketpair": 53,
+    "truncate": 76,
+    "chmod": 90,
+    "fchmod": 91,
+    "chown": 92,
+    "fchown": 93,
+    "lchown": 94,
+    "ptrace": 101,
+    "setxattr": 188,
+    "lsetxattr": 189,
+    "fsetxattr": 190,
+    "removexattr": 197,
+    "lremovexattr": 198,
+    "fremovexattr": 199,
+    "add_key": 248,
+    "request_key": 249,
+    "keyctl": 250,
+    "fchownat": 260,
+    "fchmodat": 268,
+    "process_vm_readv": 310,
+    "process_vm_writev": 311,
     "userfaultfd": 323,
 }
 _ON_ARM64: Final = {
-    **{"setxattr": 5, "lsetxattr": 6, "fsetxattr": 7, "removexattr": 14, "lremovexattr": 15, "fremovexattr": 16},
-    **{"ioctl": 29, "truncate": 45, "fchmod": 52, "fchmodat": 53, "fchownat": 54, "fchown": 55, "ptrace": 117},
-    **{"socket": 198, "socketpair": 199, "add_key": 217, "request_key": 218, "keyctl": 219},
-    **{"process_vm_readv": 270, "process_vm_writev": 271, "userfaultfd": 282},
+    "setxattr": 5,
+    "lsetxattr": 6,
+    "fsetxattr": 7,
+    "removexattr": 14,
+    "lremovexattr": 15,
+    "fremovexattr": 16,
+    "ioctl": 29,
+    "truncate": 45,
+    "fchmod": 52,
+    "fchmodat": 53,
+    "fchownat": 54,
+    "fchown": 55,
+    "ptrace": 117,
+    "socket": 198,
+    "socketpair": 199,
+    "add_key": 217,
+    "request_key": 218,
+    "keyctl": 219,
+    "process_vm_readv": 270,
+    "process_vm_writev": 271,
+    "userfaultfd": 282,
 }
 _TABLES: Final = {
     "x86_64": Abi(_X86_64, {**_ON_X86_64, **_COMMON}.get, has_x32=True),
