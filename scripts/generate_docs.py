@@ -13,6 +13,7 @@ from hutch_daemon.api.gate import CLIENT_GATE, EXECUTOR_GATE, CallerClass, GateR
 from hutch_daemon.machine import mermaid
 from hutch_daemon.pool import states as pool_states
 from hutch_daemon.services.states import PERMISSION, SESSION, TURN
+from hutch_shared.attacks import ATTACKS, Cell
 from hutch_shared.errors import Reason
 from hutch_shared.events import DATA_OF_KIND
 from hutch_shared.messages import PROTOCOL
@@ -228,7 +229,29 @@ def states() -> str:
     return f"{STATES}\n{drawings}\n"
 
 
-PAGES = {"docs/protocol.md": protocol, "docs/states.md": states}
+ATTACK_TABLE = (
+    "| an agent's command can | bubblewrap: own account | another account | Landlock: own account | another account"
+    " | neither: own account | another account | why |\n|---|---|---|---|---|---|---|---|"
+)
+BEGIN, END = "<!-- generated: attacks -->\n", "<!-- end -->"
+
+
+def security() -> str:
+    """Return docs/security.md with the current table of attacks; the rest of the page is written by hand."""
+    before, rest = (ROOT / "docs/security.md").read_text().split(BEGIN)
+    rows = []
+    for one in ATTACKS:
+        cells = (_spell_cell(cell) for cell in (*one.bubblewrap, *one.landlock, *one.none))
+        rows.append(f"| `{one.name}`: {one.does} | {' | '.join(cells)} | {one.why} |")
+    table = "\n".join((ATTACK_TABLE, *rows))
+    return f"{before}{BEGIN}{table}\n{END}{rest.partition(END)[2]}"
+
+
+def _spell_cell(cell: Cell) -> str:
+    return "closed" if cell.openness == "closed" else f"**{cell}**"
+
+
+PAGES = {"docs/protocol.md": protocol, "docs/states.md": states, "docs/security.md": security}
 """Each generated page and its function."""
 
 

@@ -127,6 +127,14 @@ _LEASES: Final = (
         _ALWAYS,
         "A lease is for all processes of the session; its budget limits it. Landlock's commands have no Unix socket.",
     ),
+    Attack(
+        "control-cli",
+        "Change the memory of the session's own CLI, and act as it.",
+        _ALWAYS,
+        _NEVER,
+        _ALWAYS,
+        "In bubblewrap the CLI and its commands are one account in one process namespace. The CLI has no more rights.",
+    ),
     Attack("take-lease", "Read the lease of another session of the same owner.", _NEVER, _NEVER, _ALWAYS),
     Attack(
         "use-lease",
