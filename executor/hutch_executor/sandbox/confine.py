@@ -33,9 +33,12 @@ _RULESET_SIZES = ((6, 24), (4, 16), (1, 8))
 _PR_SET_NO_NEW_PRIVS, _PR_CAPBSET_DROP, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 38, 24, 47, 4
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
 _SECCOMP_SET_MODE_FILTER, _SECCOMP_NEW_LISTENER = 1, 8
+_SECCOMP_WAIT_KILLABLE = 32
+"""From Linux 5.19 on, a call that the supervisor has received waits for its answer, whatever signal comes."""
 _CAPABILITY_VERSION = 0x2008_0522
 _CAPABILITIES = 64
 _SECCOMP_CALLS = {"x86_64": 317, "aarch64": 277, "riscv64": 277, "loongarch64": 277, "ppc64le": 358, "s390x": 348}
+_EINVAL = 22
 _CANNOT_RUN = 126
 _IGNORED = (13, 25)
 """SIGPIPE and SIGXFSZ."""
@@ -101,9 +104,11 @@ def install_filter(instructions: bytes, *, supervised: bool = False) -> int | No
     number = _SECCOMP_CALLS.get(os.uname().machine)
     if number is None:
         raise OSError(38, f"the number of seccomp(2) on {os.uname().machine} is not known")
-    listener: int = _checked(
-        _libc.syscall(number, _SECCOMP_SET_MODE_FILTER, _SECCOMP_NEW_LISTENER, ctypes.byref(program))
-    )
+    for flags in (_SECCOMP_NEW_LISTENER | _SECCOMP_WAIT_KILLABLE, _SECCOMP_NEW_LISTENER):
+        listener: int = _libc.syscall(number, _SECCOMP_SET_MODE_FILTER, flags, ctypes.byref(program))
+        if listener >= 0 or ctypes.get_errno() != _EINVAL:
+            break
+    _checked(listener)
     return listener
 
 
