@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from functools import cache
+from pathlib import Path
 
 import pytest
 
-__all__ = ["bubblewrap", "required_program", "systemd_analyze", "visudo"]
+__all__ = ["bubblewrap", "landlock_holds", "link_programs", "required_program", "systemd_analyze", "visudo"]
 
 
 def required_program(name: str) -> str:
@@ -26,6 +28,22 @@ def bubblewrap() -> str:
     if why := _trouble(found):
         pytest.skip(f"bubblewrap cannot be used here: {why}")
     return found
+
+
+@cache
+def landlock_holds() -> bool:
+    """Return whether Landlock can make a sandbox here, by the executor's own trial."""
+    spec = b'{"program": "", "kind": "landlock"}'
+    command = (sys.executable, "-P", "-m", "hutch_executor.sandbox")
+    return subprocess.run(command, input=spec, capture_output=True, check=False).returncode == 0
+
+
+def link_programs(folder: Path) -> None:
+    """Link the system's programs into a folder that can be the whole PATH, all but bubblewrap."""
+    for place in ("/bin", "/usr/bin", "/usr/local/bin"):
+        for path in Path(place).iterdir():
+            if path.name != "bwrap" and not (folder / path.name).is_symlink():
+                (folder / path.name).symlink_to(path)
 
 
 def systemd_analyze() -> str:

@@ -16,6 +16,7 @@ from hutch_daemon.environments.port import Account, Alive, Exited, InForce, Isol
 from hutch_daemon.environments.sandbox_probe import SandboxProbe
 from hutch_daemon.pool.executors import Executor
 from hutch_daemon.services.services import Services
+from hutch_daemon.settings import SandboxSettings
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import EventKind, ReportedEvent, Text, TurnEnded, TurnStarted
@@ -168,6 +169,8 @@ class FakeExecutor:
         match name:
             case "prepare_session":
                 self.prepared = params
+                if params.sandbox is not None and params.sandbox.kind in self.host.refused_kinds:
+                    raise HutchError(Reason.ISOLATION_UNAVAILABLE, f"{params.sandbox.kind} does not hold.")
                 if self.host.unpreparable is not None:
                     raise HutchError(Reason.AGENT_UNAVAILABLE, self.host.unpreparable)
                 return m.Prepared(keys="none", cwd=self.host.work_really_is, instructions=self.host.instructions)
@@ -297,7 +300,7 @@ class FakeHost:
         self.slow_paths.set()
         self.refusing = 0
         """How many of the next starts fail."""
-        self.abilities: tuple[str, ...] = ("compact", "clear", "offered", "agent_dir", "recap")
+        self.abilities: tuple[str, ...] = ("compact", "clear", "offered", "agent_dir", "recap", "landlock")
         """What executors can do that start from now on."""
         self.answer_prompt: Callable[[FakeExecutor, m.ExecutePrompt], Awaitable[m.Accepted | None]] | None = None
         """Answers a prompt in the place of an executor; None lets the executor answer."""
@@ -323,6 +326,12 @@ class FakeHost:
         self.removed: list[str] = []
         """The directories that executors removed."""
         self.sandbox_of_all = SandboxProbe()
+        self.sandbox_after_doubt: SandboxProbe | None = None
+        """What the next probe finds once a sandbox was doubted; None: the same."""
+        self.doubted: list[m.SandboxKind] = []
+        self.probes = 0
+        self.refused_kinds: set[m.SandboxKind] = set()
+        """Executors refuse sandboxes of these kinds when they prepare a session."""
         self.over = ""
         """What an end says of a limit."""
         self.spools: dict[str, tuple[str, list[ReportedEvent]]] = {}
@@ -349,8 +358,14 @@ class FakeHost:
         if account.name in self.refused_accounts:
             raise HutchError(Reason.ISOLATION_UNAVAILABLE, f"{account.name} may not.", refused=True)
 
-    async def probe_sandbox(self, account: Account) -> SandboxProbe:
+    async def probe_sandbox(self, account: Account, settings: SandboxSettings) -> SandboxProbe:
+        self.probes += 1
         return self.sandbox_of_all
+
+    def doubt_sandbox(self, account: Account, kind: m.SandboxKind, probe: SandboxProbe) -> None:
+        self.doubted.append(kind)
+        if self.sandbox_after_doubt is not None:
+            self.sandbox_of_all = self.sandbox_after_doubt
 
     def last_probe(self) -> SandboxProbe:
         return self.sandbox_of_all

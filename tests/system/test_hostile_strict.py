@@ -15,7 +15,7 @@ from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import TurnEnded
 from tests.accounts import Account, processes_of
-from tests.programs import bubblewrap
+from tests.programs import bubblewrap, link_programs
 from tests.rehearsal import Model, Say, Step, Steps, Use, anything, serve
 from tests.sampling import sample
 from tests.system.host import KEY, settings_for
@@ -80,10 +80,7 @@ async def staged(require: str = "") -> AsyncIterator[Stage]:
         async with shared_host("alice", settings=settings, start=False) as host:
             programs = host.root / "programs"
             programs.mkdir(mode=0o755)
-            for folder in ("/bin", "/usr/bin", "/usr/local/bin"):
-                for path in Path(folder).iterdir():
-                    if path.name != "bwrap" and not (programs / path.name).is_symlink():
-                        (programs / path.name).symlink_to(path)
+            link_programs(programs)
             host.hutchd_env["PATH"] = str(programs)
             made = Stage(host, model)
             made.give()

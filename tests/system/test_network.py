@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import http.server
-import os
 import shutil
-import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
-import anyio
 import pytest
 
-from hutch_client.client import HutchClient
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.events import TurnEnded
 from tests.programs import bubblewrap
 from tests.rehearsal import Model, Say, Steps, Use
 from tests.sampling import sample
@@ -106,12 +100,6 @@ async def test_an_agent_reaches_its_model_and_the_network_of_the_settings(
     assert int(said.split()[-1]) == {"full": 1, "broker-only": 0, "allow-list": 8}[network]
 
 
-async def play(on: Host, hutch: HutchClient, session: m.Session) -> TurnEnded:
-    """Run a turn of a session; return its end."""
-    async with log_of(hutch, session) as log:
-        return await log.play(session, "go")
-
-
 @sample(1)
 @pytest.mark.parametrize("network", ["full", "broker-only", "allow-list"])
 async def test_a_script_agent_has_the_same_sandbox(
@@ -151,46 +139,3 @@ async def test_without_bubblewrap_no_session_starts_that_requires_a_sandbox(
     assert refused.value.reason is Reason.ISOLATION_UNAVAILABLE
     assert settings.splitlines()[-1] in refused.value.message
     assert ("[sandbox] mode" if "off" in settings else "is not installed") in refused.value.message
-
-
-async def executors(hutch: HutchClient, session: m.Session) -> list[int]:
-    """Return the pids of a session's executors."""
-    return [one.pid for one in (await hutch.get_status()).executors if one.session == session.id and one.pid]
-
-
-@sample(1)
-@pytest.mark.parametrize("gone", ["away", "broken"])
-async def test_removing_bubblewrap_stops_sandboxed_sessions(model: Model, tmp_path: Path, gone: str) -> None:
-    """Even if the settings would allow less, no session falls back to less isolation than it was promised."""
-    program = tmp_path / "bwrap"
-    program.symlink_to(bubblewrap())
-    model.key = KEY
-    model.script = Steps(("", Say("done")))
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    async with host(settings_for(model), env={"PATH": path}, double=True) as on:
-        await on.hutch("key", "add", "anthropic", input=KEY)
-        async with on.client() as hutch:
-            session = await on.claude(hutch, "kept")
-            await play(on, hutch, session)
-            requests = len(model.requests)
-            program.unlink()
-            if gone == "broken":
-                program.symlink_to("/bin/false")
-            for pid in await executors(hutch, session):
-                os.kill(pid, signal.SIGKILL)
-            with anyio.fail_after(60):
-                while await executors(hutch, session):
-                    await anyio.sleep(0.02)
-            end = await play(on, hutch, session)
-            later = await hutch.get_session(session.id)
-            why = end.message
-            if gone == "away":
-                with pytest.raises(HutchError) as refused:
-                    await on.claude(hutch, "new")
-                why = f"{why} {refused.value.message}"
-
-    assert (session.keys, later.keys) == ("brokered", "brokered")
-    assert (end.state, end.reason) == ("failed", "isolation_unavailable")
-    assert why.count("is gone now") == (2 if gone == "away" else 0)
-    assert ("could not be made" in why) == (gone == "broken")
-    assert len(model.requests) == requests > 0

@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,15 +16,13 @@ from hutch_daemon.environments.cgroups import PREFIX
 from hutch_daemon.environments.kernel_limits import gids_of, limits_of
 from hutch_daemon.environments.port import Alive, Exited, InForce, Launched
 from hutch_daemon.environments.processes import ProcessEntry, look_up
+from hutch_daemon.environments.sandbox_probe import Places
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.processes import boot_id
 
-__all__ = ["NO_PLACES", "Local", "Places", "open_output", "reaper_record", "refused_start"]
+__all__ = ["NO_PLACES", "Local", "open_output", "reaper_record", "refused_start"]
 
-
-Places = tuple[Sequence[str], Sequence[str]]
-"""Two lists: paths that no agent may see, and programs of Hutch that no agent may change."""
 NO_PLACES: Final[Places] = ((), ())
 _REAPER_DEADLINE: Final = 0.2
 """Seconds that `wait` gives a reaper to say how its executor ended. `kill` may have work that the reaper cannot do."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
 from hutch_daemon.environments.sandbox_probe import SandboxProbe
+from hutch_daemon.settings import SandboxSettings
 from hutch_shared import messages as m
 
 __all__ = [
@@ -196,11 +197,14 @@ class Environment(Protocol):
     async def check_account(self, account: Account) -> None:
         """Raise `isolation_unavailable`, with the reason, if executors may not run as this account here."""
 
-    async def probe_sandbox(self, account: Account) -> SandboxProbe:
-        """Try the sandbox in a process of the account; return the result, which may be a cached one.
+    async def probe_sandbox(self, account: Account, settings: SandboxSettings) -> SandboxProbe:
+        """Try the sandbox in a process of the account, as far as these settings need it; return what holds now.
 
-        `isolation_unavailable` if it cannot be tried.
+        Results are kept while they can still hold. `isolation_unavailable` if it cannot be tried.
         """
+
+    def doubt_sandbox(self, account: Account, kind: m.SandboxKind, probe: SandboxProbe) -> None:
+        """Let the account's next probe try a kind again, since an executor refused it after this probe."""
 
     def last_probe(self) -> SandboxProbe:
         """Return the result of the last probe of the sandbox, for any account."""

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +24,7 @@ import anyio
 
 from hutch_daemon.environments import cgroups
 from hutch_daemon.environments.handover import await_ready, hand_over, name_senders
-from hutch_daemon.environments.local import NO_PLACES, Local, Places, open_output, reaper_record, refused_start
+from hutch_daemon.environments.local import NO_PLACES, Local, open_output, reaper_record, refused_start
 from hutch_daemon.environments.port import MARK, Account, IsolationOffer, Killed, Launched, LaunchSpec
 from hutch_daemon.environments.processes import (
     ProcessEntry,
@@ -33,7 +33,9 @@ from hutch_daemon.environments.processes import (
     scan,
     signal_it,
 )
-from hutch_daemon.environments.sandbox_probe import SandboxProbe, probe
+from hutch_daemon.environments.sandbox_probe import Places, SandboxProbe, SandboxProber, try_here
+from hutch_daemon.settings import SandboxSettings
+from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.failpoints import VARIABLES
 from hutch_shared.processes import variable_of
@@ -74,15 +76,16 @@ class SameUser(Local):
         output: int = 1024 * 1024,
         cgroup: bool = True,
         places: Places = NO_PLACES,
+        sandbox: Callable[[], SandboxSettings] = SandboxSettings,
     ) -> None:
         """`output` is the limit of an executor's log file, in bytes; `cgroup=False` uses no cgroups.
 
-        `places` are the paths that no agent may see, and those that no agent may change.
+        `places` are the paths that no agent may see, and those that no agent may change. `sandbox` returns the settings
+        for which `probe` tries the sandbox.
         """
         super().__init__(output)
-        self._places = places
-        self._probed: SandboxProbe | None = None
-        self._trying = anyio.Lock()
+        self._sandbox = sandbox
+        self._prober = SandboxProber(places, try_here)
         self._argv = tuple(argv)
         self._root = cgroups.find_root() if cgroup else None
 
@@ -91,8 +94,8 @@ class SameUser(Local):
         return account.uid == os.getuid()
 
     async def probe(self) -> str:
-        """Try the sandbox at the first call. There is nothing else to probe."""
-        await self._probe_sandbox()
+        """Try the sandbox if that is not done, or may have changed. There is nothing else to probe."""
+        await self._prober.probe(self._sandbox())
         return ""
 
     def isolation_offered(self) -> IsolationOffer:
@@ -119,19 +122,17 @@ class SameUser(Local):
                 " environment unix-user.",
             )
 
-    async def probe_sandbox(self, account: Account) -> SandboxProbe:
-        """Try the sandbox at the first call; later return the same result."""
-        return await self._probe_sandbox()
+    async def probe_sandbox(self, account: Account, settings: SandboxSettings) -> SandboxProbe:
+        """Try the sandbox as hutchd's own account."""
+        return await self._prober.probe(settings)
 
-    async def _probe_sandbox(self) -> SandboxProbe:
-        async with self._trying:
-            if self._probed is None:
-                self._probed = await probe(*self._places)
-            return self._probed
+    def doubt_sandbox(self, account: Account, kind: m.SandboxKind, probe: SandboxProbe) -> None:
+        """Let the next probe try a kind again."""
+        self._prober.doubt(kind, probe)
 
     def last_probe(self) -> SandboxProbe:
-        """Return the result of the trial, or an empty one if there was none."""
-        return self._probed or SandboxProbe()
+        """Return what is known without a trial."""
+        return self._prober.last
 
     def gids_for(self, account: Account) -> tuple[int, ...]:
         """Return hutchd's own groups, which its executors inherit."""

@@ -7,11 +7,10 @@ cgroup is gone; only then is its outcome `gone`. While the launcher cannot be re
 from __future__ import annotations
 
 import os
-import shutil
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -29,9 +28,10 @@ from hutch_daemon.environments.launcher_client import (
     cgroup_dir,
     read_abilities,
 )
-from hutch_daemon.environments.local import NO_PLACES, Local, Places, open_output, reaper_record, refused_start
+from hutch_daemon.environments.local import NO_PLACES, Local, open_output, reaper_record, refused_start
 from hutch_daemon.environments.port import Account, IsolationOffer, Killed, KillScope, Launched, LaunchSpec
-from hutch_daemon.environments.sandbox_probe import SandboxProbe, probe
+from hutch_daemon.environments.sandbox_probe import Places, SandboxProbe, SandboxProber
+from hutch_daemon.settings import SandboxSettings
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.ids import new_id
@@ -44,8 +44,9 @@ _READY: Final = 30.0
 _TRIAL_MEMORY: Final = 512 << 20
 _TRIAL_PIDS: Final = 256
 _TRIAL_DEADLINE: Final = 15.0
-_FAILURE_KEPT: Final = 5.0
-"""Seconds before the sandbox is tried again for an account whose trial failed."""
+_ACCOUNTS: Final = 1024
+"""Accounts whose trials of the sandbox are kept; the one that was not used for the longest time is tried again."""
+_UNTRIED: Final = "it is tried when the first session of an account opens"
 _PROBE_KEPT: Final = 5.0
 """Seconds during which the result of a probe of the launcher is reused, even of a failed one."""
 
@@ -72,10 +73,9 @@ class UnixUser(Local):
         """
         super().__init__(output)
         self._places = places
-        self._trials: dict[int, tuple[SandboxProbe, float]] = {}
-        """The results of trials by uid, each with the time until which it is used: infinite for a success."""
-        self._tried = SandboxProbe(why="The sandbox is tried when the first session of an account opens.")
-        self._trying: dict[int, anyio.Lock] = {}
+        self._probers: OrderedDict[Account, SandboxProber] = OrderedDict()
+        """By account, the least recently used first. An account with other groups or another home is another one."""
+        self._tried = SandboxProbe(untried=_UNTRIED)
         self._spool = ""
         self._launcher = launcher
         self._dedicated = dedicated
@@ -138,22 +138,25 @@ class UnixUser(Local):
         if self._group is None:  # the launcher answers again
             await anyio.to_thread.run_sync(self._probe)
 
-    async def probe_sandbox(self, account: Account) -> SandboxProbe:
-        """Let an executor of the account try the sandbox. A success is cached; after a failure it is tried again."""
-        if (known := self._known(account.uid)) is not None:
-            return known
-        async with self._trying.setdefault(account.uid, anyio.Lock()):  # a slow account must not delay the others
-            if (known := self._known(account.uid)) is not None:
-                return known
-            found = self._tried = await probe(*self._places, trial=partial(self._try_sandbox, account))
-            if shutil.which("bwrap") is not None:  # without bubblewrap nothing was tried
-                until = inf if found.program is not None else self._clock() + _FAILURE_KEPT
-                self._trials[account.uid] = found, until
-            return found
+    async def probe_sandbox(self, account: Account, settings: SandboxSettings) -> SandboxProbe:
+        """Let executors of the account try the sandbox. Each account is tried: its limits and its groups may matter.
 
-    def _known(self, uid: int) -> SandboxProbe | None:
-        trial, until = self._trials.get(uid, (None, 0.0))
-        return trial if trial is not None and self._clock() < until and not trial.lost() else None
+        A slow account does not delay the others.
+        """
+        prober = self._probers.get(account)
+        if prober is None:
+            run = partial(self._try_sandbox, account)
+            prober = self._probers[account] = SandboxProber(self._places, run, clock=self._clock)
+            if len(self._probers) > _ACCOUNTS:
+                self._probers.popitem(last=False)
+        self._probers.move_to_end(account)
+        self._tried = await prober.probe(settings)
+        return self._tried
+
+    def doubt_sandbox(self, account: Account, kind: m.SandboxKind, probe: SandboxProbe) -> None:
+        """Let the account's next probe try a kind again; the results of other accounts are kept."""
+        if (prober := self._probers.get(account)) is not None:
+            prober.doubt(kind, probe)
 
     def last_probe(self) -> SandboxProbe:
         """Return the result of the last trial."""

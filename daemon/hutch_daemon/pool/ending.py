@@ -141,7 +141,7 @@ class Ender:
         except OSError as error:
             _log.error("an executor cannot be ended", executor=executor.id, error=str(error))
             return Killed("unknown", why=f"the search failed ({error.strerror})")
-        if killed.verified and executor.sandboxed:  # its agent's pid namespace ended with it
+        if killed.verified and executor.has_namespace:  # its agent's pid namespace ended with it
             return replace(killed, scope="namespace")
         return killed
 

@@ -62,6 +62,7 @@ class Executor:
         "disconnected",
         "ended",
         "environment",
+        "has_namespace",
         "has_recap",
         "id",
         "idle_since",
@@ -76,7 +77,6 @@ class Executor:
         "protocol",
         "renew_at",
         "rss",
-        "sandboxed",
         "session",
         "since",
         "started",
@@ -119,8 +119,8 @@ class Executor:
         """Set when it is gone or quarantined. From then on `killed` is set."""
         self.killed: Killed | None = None
         """The result of the last attempt to end it."""
-        self.sandboxed = False
-        """True if its agent runs in a sandbox, and so in a pid namespace. False if this is not known."""
+        self.has_namespace = False
+        """True if its agent runs in a pid namespace, as bubblewrap makes one. False if this is not known."""
         self.verified_late = False
         """True if it was quarantined and a later check found it gone."""
         self.last_seen = now

@@ -22,6 +22,7 @@ from hutch_daemon.services.session_tasks import SessionTasks
 from hutch_daemon.store import executors, sessions, turns
 from hutch_daemon.store.records import Executes
 from hutch_daemon.store.store import Store
+from hutch_shared import messages as m
 from hutch_shared.failpoints import failpoint
 
 __all__ = ["end_missing", "spares_of", "take_over"]
@@ -40,10 +41,18 @@ async def take_over(store: Store, pool: Pool, tasks: SessionTasks) -> list[Execu
         session_id = executor.session
         if session_id is not None:
             row = await store.read(lambda conn, session_id=session_id: sessions.get(conn, session_id))  # type: ignore[misc]
-            executor.sandboxed = row is not None and row.isolation.level == "strict"  # the row was its preparation's
+            executor.has_namespace = row is not None and _has_namespace(row.isolation)
             tasks.start(session_id, executor.key.account.uid if row is None else row.owner)
     _log.info("taken over", executors=len(rows), alive=len(expected))
     return expected
+
+
+def _has_namespace(isolation: m.Isolation) -> bool:
+    """Return whether a session's executor, which was prepared with this isolation, has a pid namespace.
+
+    An earlier version did not record the kind of a sandbox; each was one of bubblewrap, and `strict` needed one.
+    """
+    return isolation.sandbox == "bubblewrap" or (isolation.sandbox is None and isolation.level == "strict")
 
 
 def _owners_with_turns(conn: Executes) -> dict[str, int]:

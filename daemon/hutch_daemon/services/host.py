@@ -224,7 +224,8 @@ class HostService:
         await self._environments.probe()
         environment = self._environments.default
         try:
-            probe = await environment.probe_sandbox(self._accounts.for_new_session(caller, None))
+            account = self._accounts.for_new_session(caller, None)
+            probe = await environment.probe_sandbox(account, self._settings.current.sandbox)
         except HutchError:
             probe = environment.last_probe()
         return self._isolation.usual(environment, probe)

@@ -10,9 +10,9 @@ from typing import Final
 import anyio
 import msgspec
 
-from hutch_daemon.environments.levels import highest, level_of, require_level
+from hutch_daemon.environments.levels import highest, is_less, level_of, require_level
 from hutch_daemon.environments.port import Account, Environment, IsolationOffer
-from hutch_daemon.environments.sandbox_probe import SandboxProbe
+from hutch_daemon.environments.sandbox_probe import SandboxChoice, SandboxProbe, kinds_of
 from hutch_daemon.settings import LimitSettings, SettingsInForce
 from hutch_shared import messages as m
 from hutch_shared.agents import DEFAULT_AGENT, provider_of
@@ -36,6 +36,10 @@ class IsolationPlan:
     sandbox: m.SandboxSpec | None
     keys: m.KeysKept
     isolation: m.Isolation
+    probe: SandboxProbe
+    """What the sandbox was chosen by."""
+    is_lost: bool = False
+    """It has no sandbox, since one that held before stopped to hold without a visible reason."""
 
 
 class IsolationPlanner:
@@ -57,6 +61,16 @@ class IsolationPlanner:
         by_default: m.IsolationLevel = "account" if self._system else "reduced"
         return highest(self._settings.current.isolation.require or by_default, asked)
 
+    def accepts(self, isolation: m.Isolation) -> bool:
+        """Return whether the current settings still allow a session with this isolation to go on.
+
+        An earlier version recorded neither what is open nor the kind of a sandbox: then only the level counts.
+        """
+        settings = self._settings.current.sandbox
+        if isolation.open and settings.mode == "require" and isolation.sandbox not in kinds_of(settings):
+            return False
+        return not is_less(isolation.level, self.least(isolation.asked))
+
     async def plan(
         self,
         environment: Environment,
@@ -73,7 +87,7 @@ class IsolationPlanner:
         the settings or the opener require more than is available.
         """
         settings = self._settings.current
-        probe = await environment.probe_sandbox(account) if settings.sandbox.mode != "off" else SandboxProbe()
+        probe = await environment.probe_sandbox(account, settings.sandbox)
         offer, level = environment.isolation_offered(), self.least(asked)
         offer = replace(offer, cgroup=offer.cgroup and grouped)
         look = partial(self._plan, offer, probe, agent, cwd, account.home, level)
@@ -86,8 +100,11 @@ class IsolationPlanner:
             raise _unavailable(f"The settings refuse it: [keys] refuse_exposed. {plan.isolation.keys_why}")
         if plan.sandbox is None and settings.sandbox.mode == "require":
             raise _unavailable(f'The settings refuse it: [sandbox] mode = "require". {plan.isolation.why}')
-        if plan.keys != "none" and settings.sandbox.mode != "off" and (why := probe.lost()):
-            raise _unavailable(why)  # a sandbox worked before: no session gets less than was promised
+        if plan.is_lost:
+            raise _unavailable(
+                f"{plan.isolation.why} It held before and bubblewrap has not changed, so no session runs without a"
+                ' sandbox in its place; [sandbox] mode = "off" allows that.'
+            )
         if plan.sandbox is None and (network := settings.sandbox.network) != "full":
             raise _unavailable(
                 f'The settings refuse it: [sandbox] network = "{network}" needs a sandbox. {plan.isolation.why}'
@@ -105,23 +122,26 @@ class IsolationPlanner:
     ) -> IsolationPlan:
         settings = self._settings.current.sandbox
         provider = provider_of(agent)
-        sandbox, missing = probe.spec_for(cwd, home, settings)
+        choice = probe.choose(cwd, home, settings)
         wanted = asked == "strict" or settings.mode == "require" or settings.network != "full"
         if provider is None and not wanted:
-            sandbox, missing = None, "A scripted agent gets a sandbox only if the settings or the session require one."
-        isolation = level_of(offer, sandbox, missing, asked, probe.why)
+            choice = SandboxChoice(
+                None, "A scripted agent gets a sandbox only if the settings or the session require one."
+            )
+        isolation = level_of(offer, choice, asked)
         isolation = msgspec.structs.replace(isolation, limits=self._describe_limits(offer.cgroup))
         if provider is None:
-            return IsolationPlan(sandbox, "none", isolation)
+            return IsolationPlan(choice.spec, "none", isolation, probe, choice.is_lost)
         delivery, how = self._delivery(provider)
         keys: m.KeysKept = "exposed"
         if delivery == "direct":
             why = f"The key itself is handed to the agent. {how}"
-        elif offer.separate_account or sandbox is not None:
+        elif offer.separate_account or choice.spec is not None:
             keys, why = "brokered", f"{how} The agent can reach nothing that would reveal it."
         else:
-            why = f"The agent could read Hutch's files, and so the key. {missing}"
-        return IsolationPlan(sandbox, keys, msgspec.structs.replace(isolation, keys_why=why))
+            why = f"The agent could read Hutch's files, and so the key. {choice.why}"
+        isolation = msgspec.structs.replace(isolation, keys_why=why)
+        return IsolationPlan(choice.spec, keys, isolation, probe, choice.is_lost)
 
     def _describe_limits(self, cgroup: bool) -> str:
         """Return a phrase that names the limits of a session's processes."""

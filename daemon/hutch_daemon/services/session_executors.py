@@ -75,6 +75,7 @@ class SessionExecutors:
 
         `changed` must be notified when the session's executor changes. Raises the errors of a start or a preparation.
         """
+        tried_again = False
         while True:
             executor = self._pool.roster.serving.get(session.id)
             if executor is None or executor.checked_for is not self._settings.current:
@@ -89,10 +90,20 @@ class SessionExecutors:
                 continue
             if executor.prepared:
                 return executor
-            if (why := _unable(session, executor)) is None:
-                await self._prepare(session, executor)
-                return executor
-            self._pool.retire(executor, f"it is of an earlier version of Hutch, which {why}")
+            plan = await self._plan(session, executor)
+            if (why := _unable(session, executor, plan)) is not None:
+                self._pool.retire(executor, f"it is of an earlier version of Hutch, which {why}")
+                continue
+            try:
+                await self._prepare(session, executor, plan)
+            except HutchError as error:
+                if tried_again or error.reason is not Reason.ISOLATION_UNAVAILABLE:
+                    raise
+                tried_again = True
+                if not await self._holds_otherwise(executor, plan):
+                    raise
+                continue
+            return executor
 
     async def _check(self, session: SessionRow, executor: Executor | None) -> Executor:
         """Return the session's executor if the settings and its environment still allow it, otherwise lease another."""
@@ -116,13 +127,33 @@ class SessionExecutors:
             if error.details.get("refused"):
                 self._pool.retire(executor, f"its account may run no agents any more: {error.message}")
                 raise
-        least = self._isolation.least(session.isolation.asked)
-        if executor.prepared and is_less(session.isolation.level, least):
+        if executor.prepared and not self._isolation.accepts(session.isolation):
             await self._pool.end(executor, "it has less isolation than is required now", grace=3.0)
             return False
         return True
 
-    async def _prepare(self, session: SessionRow, executor: Executor) -> None:
+    async def _plan(self, session: SessionRow, executor: Executor) -> IsolationPlan:
+        """Plan the isolation of the session in this executor. `isolation_unavailable` if it is less than required."""
+        grouped = executor.launched is None or bool(executor.launched.state.get("cgroup"))
+        return await self._isolation.plan(
+            executor.environment,
+            session.agent,
+            session.cwd,
+            executor.key.account,
+            session.isolation.asked,
+            grouped=grouped,
+        )
+
+    async def _holds_otherwise(self, executor: Executor, plan: IsolationPlan) -> bool:
+        """Try the sandbox again that an executor refused; return whether another result than the plan's was found."""
+        if plan.sandbox is None:
+            return False
+        account, kind, environment = executor.key.account, plan.sandbox.kind, executor.environment
+        environment.doubt_sandbox(account, kind, plan.probe)
+        fresh = await environment.probe_sandbox(account, self._settings.current.sandbox)
+        return fresh.of(kind) is not plan.probe.of(kind)
+
+    async def _prepare(self, session: SessionRow, executor: Executor, plan: IsolationPlan) -> None:
         """Let the executor prepare its session, and store the result."""
         settings, environment = self._settings.current, executor.environment
         spool = await self._spool_of(executor)
@@ -130,16 +161,7 @@ class SessionExecutors:
             agent_dir, environment, executor.key.account, self._spool_dir, session.id
         )
         origin = await self._store.write(
-            partial(_record_places, session=session, executor=executor.id, spool=spool, directory=directory)
-        )
-        grouped = executor.launched is None or bool(executor.launched.state.get("cgroup"))
-        plan = await self._isolation.plan(
-            environment,
-            session.agent,
-            session.cwd,
-            executor.key.account,
-            session.isolation.asked,
-            grouped=grouped,
+            partial(_record_places, session=session, executor=executor.id, spool=spool, directory=directory, plan=plan)
         )
         provider, resume = provider_of(session.agent), session.agent_session
         apart, accounts = environment.isolation_offered().separate_account, settings.accounts
@@ -169,7 +191,7 @@ class SessionExecutors:
             permission_expiry=settings.permissions.expiry,
             spool_bytes=settings.executors.spool,
         )
-        executor.sandboxed = plan.sandbox is not None
+        executor.has_namespace = plan.sandbox is not None and plan.sandbox.kind == "bubblewrap"
         prepared = await self._send(executor, prepare, settings.executors.prepare_timeout)
         executor.prepared, executor.has_recap = True, prepare.recap is not None
         row = await self._store.write(partial(_record_prepared, session=session, prepared=prepared, plan=plan))
@@ -203,9 +225,13 @@ class SessionExecutors:
         return spool
 
 
-def _unable(session: SessionRow, executor: Executor) -> str | None:
+def _unable(session: SessionRow, executor: Executor, plan: IsolationPlan) -> str | None:
     """Return what a spare of an earlier version cannot do for the session; None if it can do everything."""
-    if not executor.adopted or not keeps_conversation(session.agent):
+    if not executor.adopted:
+        return None
+    if plan.sandbox is not None and "landlock" not in executor.abilities:  # it would run an empty program
+        return "knows neither Landlock nor the filter of system calls"
+    if not keeps_conversation(session.agent):
         return None
     if "agent_dir" not in executor.abilities:  # it would look for the conversation, and write, in `~/.claude`
         return "gives sessions no directory of their own"
@@ -222,6 +248,8 @@ def _record_prepared(tx: Tx, session: SessionRow, prepared: m.Prepared, plan: Is
         conversation = now.agent_session
     if read is not None and read != (session.instructions or m.Instructions()):
         events.append(tx, session.id, None, "notice", _instructions_notice(read))
+    if (changed := _isolation_notice(session, plan)) is not None:
+        events.append(tx, session.id, None, "notice", changed)
     return sessions.update(
         tx,
         session.id,
@@ -232,6 +260,17 @@ def _record_prepared(tx: Tx, session: SessionRow, prepared: m.Prepared, plan: Is
         real_cwd=session.real_cwd or prepared.cwd is not None,
         instructions=read or session.instructions,
     )
+
+
+def _isolation_notice(session: SessionRow, plan: IsolationPlan) -> Notice | None:
+    """Return a notice if the session has another sandbox or less isolation than it had; otherwise None."""
+    before, now = session.isolation, plan.isolation
+    exposed = plan.keys == "exposed" and session.keys == "brokered"
+    other = before.sandbox is not None and before.sandbox != now.sandbox  # earlier versions did not record it
+    if not (exposed or other or is_less(now.level, before.level)):
+        return None
+    message = f"The isolation of this session is {now.level} now, keys: {plan.keys}. {now.why}"
+    return Notice("isolation", message, {"sandbox": now.sandbox, "level": now.level, "keys": plan.keys})
 
 
 def _instructions_notice(read: m.Instructions) -> Notice:
@@ -246,15 +285,20 @@ def _instructions_notice(read: m.Instructions) -> Notice:
     return Notice("instructions", message, msgspec.to_builtins(read))
 
 
-def _record_places(tx: Tx, session: SessionRow, executor: str, spool: Path, directory: str) -> ConversationOrigin:
-    """Record the executor's spool and the agent's directory, and return where the conversation may come from."""
+def _record_places(
+    tx: Tx, session: SessionRow, executor: str, spool: Path, directory: str, plan: IsolationPlan
+) -> ConversationOrigin:
+    """Record the executor's spool, the agent's directory and the planned isolation, which the next hutchd must know.
+
+    Return where the conversation may come from.
+    """
     executors.update(tx, executor, spool=str(spool))
     earlier = [session.agent_dir]  # another one if the settings have moved it
     if session.agent_session is not None:
         conversation = session.agent_session.removeprefix(FORK_MARK)
         earlier += [row.agent_dir for row in sessions.ancestors(tx, session)]
         earlier += [row.agent_dir for row in sessions.of_conversation(tx, session, conversation)]
-    sessions.update(tx, session.id, agent_dir=directory)
+    sessions.update(tx, session.id, agent_dir=directory, isolation=plan.isolation, keys=plan.keys)
     named = session.agent_session is not None and session.forked_from is None
     return ConversationOrigin(
         tuple(dict.fromkeys(one for one in earlier if one is not None and one != directory)),

@@ -26,10 +26,10 @@ from hutch_daemon.api.executors import ExecutorListener
 from hutch_daemon.api.server import serve
 from hutch_daemon.environments.accounts import account_named, account_of
 from hutch_daemon.environments.launcher_client import LauncherClient
-from hutch_daemon.environments.local import Places
 from hutch_daemon.environments.port import Account
 from hutch_daemon.environments.registry import Environments
 from hutch_daemon.environments.same_user import SameUser
+from hutch_daemon.environments.sandbox_probe import Places
 from hutch_daemon.environments.unix_user import UnixUser
 from hutch_daemon.events.fanout import Fanout, QueueLimits
 from hutch_daemon.keys.broker import Broker
@@ -212,7 +212,9 @@ def _leave_mark(paths: Paths) -> None:
 
 def _environments(in_force: SettingsInForce, paths: Paths, places: Places, stack: AsyncExitStack) -> Environments:
     """Return the environments of this hutchd, the preferred one first."""
-    same_user = SameUser(output=in_force.current.executors.output, places=places)
+    same_user = SameUser(
+        output=in_force.current.executors.output, places=places, sandbox=lambda: in_force.current.sandbox
+    )
     if not paths.system:
         return Environments(same_user)
     return Environments(_unix_user(in_force, places, stack), same_user)

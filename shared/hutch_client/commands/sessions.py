@@ -227,16 +227,25 @@ def _request_row(asked: dict[str, Any]) -> list[object]:
 
 
 def isolation_fields(isolation: dict[str, Any], limits: dict[str, Any] | None = None) -> list[tuple[str, object]]:
-    """Return the shown fields of an `Isolation`: level and reason, required level, needs of a higher level, limits.
+    """Return the shown fields of an `Isolation`: level and reason, what the sandbox is and leaves open, and the rest.
 
     The limits are those that were applied to the session's executor, if `limits` has them.
     """
     return [
         ("isolation", f"{isolation['level']}: {isolation['why']}"),
+        *_sandbox_fields(isolation),
         ("at least", isolation.get("asked")),
         ("for more", isolation.get("missing")),
         ("its limits", isolation.get("limits") if limits is None else limits_words(limits)),
     ]
+
+
+def _sandbox_fields(isolation: dict[str, Any]) -> list[tuple[str, object]]:
+    """Return the kind of sandbox and the attacks that remain open; hutchd of an earlier version reports neither."""
+    kind, left = isolation.get("sandbox"), isolation.get("open", ())
+    if kind is None:
+        return [("sandbox", f"none: {len(left)} of the attacks in docs/security.md are open")] if left else []
+    return [("sandbox", kind), ("remains open", ", ".join(left))]
 
 
 def limits_words(limits: dict[str, Any]) -> str:
