@@ -87,7 +87,7 @@ def test_the_cli_is_started_in_the_sandbox_of_its_session(tmp_path: Path) -> Non
     words = started.argv
 
     assert words[0] == program
-    assert words[-3:] == ("--", "/cli", "--word")
+    assert words[-2:] == ("/cli", "--word")
     assert _pairs(words, "--bind") == {str(cwd), str(own)}
     assert str(broker) in _pairs(words, "--ro-bind")
     taken = {words[at + 2] for at, word in enumerate(words) if word == "--ro-bind" and words[at + 1] != words[at + 2]}

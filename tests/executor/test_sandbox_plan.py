@@ -349,5 +349,5 @@ def test_a_shared_network_is_noticed(place: Place) -> None:
     careless.chmod(0o755)
     spec = m.SandboxSpec(str(careless), network="broker-only")
 
-    assert probe_sandbox(spec, str(place.home)) == "it shares the network with the host"
+    assert probe_sandbox(spec, str(place.home)) == "the sandbox shares the network with the host"
     assert probe_sandbox(msgspec.structs.replace(spec, network="full"), str(place.home)) == ""

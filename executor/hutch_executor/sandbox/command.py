@@ -6,25 +6,36 @@ cannot be made does not run (`isolation_unavailable`); there is no fallback.
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+from hutch_executor.account import agent_dir
+from hutch_executor.sandbox import landlock, private_home
 from hutch_executor.sandbox.egress import EgressProxy, NetworkBridge
+from hutch_executor.sandbox.enforcement import Enforced, command_filter, enforce
 from hutch_executor.sandbox.git_dirs import git_dirs
-from hutch_executor.sandbox.plan import plan_sandbox
+from hutch_executor.sandbox.plan import SandboxPlan, plan_sandbox
 from hutch_executor.sandbox.probe import find_fault
-from hutch_executor.sandbox.programs import PROGRAMS, PROXY_PORT, bridge_argv
+from hutch_executor.sandbox.programs import PROGRAMS, PROXY_PORT, bridge_argv, confine_argv
 from hutch_shared import messages as m
 from hutch_shared.allow_list import AllowList
 from hutch_shared.errors import HutchError, Reason
 
-__all__ = ["SandboxedCommand", "SessionSandbox", "git_settings"]
+__all__ = ["CONFINE", "SandboxedCommand", "SessionSandbox", "git_settings"]
 
 _GIT: Final = (("safe.bareRepository", "explicit"),)
 """git uses a bare repository only if it is named: a folder that looks like one could name programs to run."""
 _GIT_INSIDE: Final = (*_GIT, ("commit.gpgSign", "false"), ("tag.gpgSign", "false"))
 """Inside a sandbox the user's signing keys are hidden, so signing would only make commits fail."""
+CONFINE: Final = "HUTCH_AGENT_CONFINE"
+"""The variable with the command, quoted for a shell, that goes before each command of an agent under Landlock: the
+agent itself opens a Unix socket to reach the broker, but its commands must not."""
+_HOME, _TMP = "home", "tmp"
+"""The folders of an agent's private folder."""
 _OUTSIDE: Final = frozenset({"TMPDIR", "XDG_RUNTIME_DIR"})
 """Variables that name places outside the sandbox."""
 _PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
@@ -37,11 +48,13 @@ class SandboxedCommand:
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
-    descriptors: tuple[int, ...] = ()
+    descriptors: tuple[int, ...]
+    enforced: Enforced
     bridge: NetworkBridge | None = None
 
     def close(self) -> None:
-        """Close the command's network bridge, if it has one. Safe to call twice."""
+        """Close the command's sandbox and its network bridge, if it has one. Safe to call twice."""
+        self.enforced.close()
         if self.bridge is not None:
             self.bridge.close()
 
@@ -54,6 +67,9 @@ class SessionSandbox:
         self._session = session
         self._spec = spec
         self._proxy: EgressProxy | None = None
+        self._agent_dir = agent_dir.agent_dir_of(session)
+        self._private: str | None = None
+        """Under Landlock, the folder with the agent's home and its temporary files, once it is made."""
         if spec.network == "allow-list":
             try:
                 self._proxy = EgressProxy(AllowList.read(spec.allow))
@@ -80,35 +96,90 @@ class SessionSandbox:
         """
         spec, session = self._spec, self._session
         git = git_dirs(session.cwd)
-        sandbox = plan_sandbox(
+        plan = plan_sandbox(
             spec,
             session.cwd,
             session.home,
             show=(*show, *PROGRAMS, *git.show),
-            write=(*write, *git.write),
+            write=(*write, *git.write, *self._private_places()),
             sockets=sockets,
             taken=taken,
-        ).argv()
-        if fault := find_fault(sandbox, with_bridge=self._proxy is not None):
-            message = f"The sandbox could not be made, and nothing runs without it: {fault}"
-            raise HutchError(Reason.ISOLATION_UNAVAILABLE, message)
-        inside = {name: value for name, value in env.items() if name not in _OUTSIDE} | git_settings(_GIT_INSIDE)
-        if spec.network != "full":
-            inside = {name: value for name, value in inside.items() if name.upper() not in _PROXIES}
-        if self._proxy is None:
-            return SandboxedCommand((*sandbox, *argv), inside)
-        inside |= {"NODE_USE_ENV_PROXY": "1"}
-        for name in _PROXIES:
-            inside |= dict.fromkeys((name, name.lower()), "" if name == "NO_PROXY" else _PROXY)
-        bridge = self._proxy.open_bridge()
+        )
+        enforced = enforce(plan, sockets=bool(sockets))
+        try:
+            if fault := find_fault(enforced, with_bridge=self._proxy is not None):
+                message = f"The sandbox could not be made, and nothing runs without it: {fault}"
+                raise HutchError(Reason.ISOLATION_UNAVAILABLE, message)
+            enforced.ready()
+            inside = {name: value for name, value in env.items() if name not in _OUTSIDE} | git_settings(_GIT_INSIDE)
+            if spec.network != "full":
+                inside = {name: value for name, value in inside.items() if name.upper() not in _PROXIES}
+            if self._private is not None:
+                inside |= self._private_variables(self._private, plan, inside.get("PATH", ""), closes=bool(sockets))
+            if self._proxy is None:
+                return SandboxedCommand((*enforced.argv, *argv), inside, enforced.descriptors, enforced)
+            inside |= {"NODE_USE_ENV_PROXY": "1"}
+            for name in _PROXIES:
+                inside |= dict.fromkeys((name, name.lower()), "" if name == "NO_PROXY" else _PROXY)
+            bridge = self._proxy.open_bridge()
+        except BaseException:
+            enforced.close()
+            raise
         return SandboxedCommand(
-            (*sandbox, *bridge_argv(bridge.descriptor), *argv), inside, (bridge.descriptor,), bridge
+            (*enforced.argv, *bridge_argv(bridge.descriptor), *argv),
+            inside,
+            (*enforced.descriptors, bridge.descriptor),
+            enforced,
+            bridge,
         )
 
+    def _private_places(self) -> tuple[str, ...]:
+        """Return the folder that stands for an empty home and /tmp under Landlock; make it at the first call."""
+        if self._spec.kind != "landlock":
+            return ()
+        if self._private is None:
+            agent_dir.make(self._agent_dir)
+            private = agent_dir.make_scratch(self._agent_dir)
+            try:
+                os.mkdir(os.path.join(private, _TMP), 0o700)
+            except OSError as error:
+                why = f"Temporary files of the agent cannot be stored in {private}: {error.strerror}."
+                raise HutchError(Reason.AGENT_UNAVAILABLE, why) from error
+            self._private = private
+        return (self._private,)
+
+    def _private_variables(self, private: str, plan: SandboxPlan, path: str, *, closes: bool) -> dict[str, str]:
+        """Fill the home and return the variables for it. With `closes`, one names the program that closes Unix sockets.
+
+        PATH loses the folders that are not shown: a shell would find a program there, and fail to start it.
+        """
+        home, shown = os.path.join(private, _HOME), landlock.shown_whole(landlock.rules_for(plan.places))
+        try:
+            private_home.fill(home, self._session.home, shown, plan.links)
+        except OSError as error:
+            why = f"The agent's home cannot be made in {private}: {error.strerror}."
+            raise HutchError(Reason.AGENT_UNAVAILABLE, why) from error
+        temporary = os.path.join(private, _TMP)
+        variables = {"HOME": home, "TMPDIR": temporary, "TMPPREFIX": f"{temporary}/zsh"}  # zsh's own name for it
+        if path:
+            folders = [one for one in path.split(":") if _is_in(os.path.realpath(one), shown)]
+            variables["PATH"] = ":".join(folders)
+        if closes:
+            variables |= {CONFINE: shlex.join(confine_argv(command_filter()))}
+        return variables
+
     def close(self) -> None:
-        """End the proxy. Safe to call twice."""
+        """End the proxy and remove the agent's temporary files. Safe to call twice."""
         if self._proxy is not None:
             self._proxy.close()
+        if self._private is not None:
+            with suppress(OSError):  # the next executor of the session removes what is left
+                agent_dir.remove_scratch(self._agent_dir)
+            self._private = None
+
+
+def _is_in(path: str, places: Iterable[str]) -> bool:
+    return any(path == place or path.startswith(f"{place}/") for place in places)
 
 
 def git_settings(settings: Sequence[tuple[str, str]] = _GIT) -> dict[str, str]:

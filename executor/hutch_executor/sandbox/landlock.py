@@ -28,7 +28,7 @@ from hutch_executor.sandbox import confine
 from hutch_executor.sandbox.places import Access
 from hutch_shared.errors import HutchError, Reason
 
-__all__ = ["NEWEST", "make_ruleset", "rules_for", "truncates"]
+__all__ = ["NEWEST", "make_ruleset", "rules_for", "shown_whole", "truncates"]
 
 NEWEST: Final = 7
 """The newest ABI that this module knows. A newer kernel offers all of it, too."""
@@ -71,6 +71,11 @@ def rules_for(places: Mapping[str, Access]) -> dict[str, int]:
             case "processes":
                 found |= {path: _READ}
     return found
+
+
+def shown_whole(rules: Mapping[str, int]) -> list[str]:
+    """Return the paths that are shown with everything in them."""
+    return [path for path, rights in rules.items() if rights != _READ_DIR]
 
 
 def make_ruleset(rules: Mapping[str, int], *, network: bool, abi: int) -> int:

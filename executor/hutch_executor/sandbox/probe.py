@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Final
 
 import msgspec
 
+from hutch_executor.sandbox.enforcement import Enforced, abi_of, enforce
 from hutch_executor.sandbox.plan import plan_sandbox
-from hutch_executor.sandbox.programs import PROGRAMS, bridge_argv
+from hutch_executor.sandbox.programs import INTERPRETER, PROGRAMS, bridge_argv
 from hutch_executor.sandbox.workspace import remove_abandoned, workspace
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError
@@ -23,22 +24,21 @@ from hutch_shared.hardening import forbid_new_privileges
 __all__ = ["REPLACED", "find_fault", "main", "probe_networks", "probe_sandbox"]
 
 _SCRIPT: Final = """
-[ $$ -lt 16 ] || { echo "it shares its processes with the host"; exit 1; }
 : > "$PWD/tried" || { echo "the working directory cannot be written"; exit 1; }
-if [ "$1" != full ]; then
-  while read -r name rest; do
-    case $name in
-      lo:*) ;;
-      *:*) echo "it shares the network with the host"; exit 1 ;;
-    esac
-  done < /proc/net/dev
-fi
-shift
 for path; do
-  if [ -d "$path" ]; then seen=$(ls -A "$path"); else seen=$(head -c 1 "$path" 2>/dev/null); fi
+  if [ -d "$path" ]; then seen=$(ls -A "$path" 2>/dev/null); else seen=$(head -c 1 "$path" 2>/dev/null); fi
   [ -z "$seen" ] || { echo "$path can be seen"; exit 1; }
 done
 """
+_NO_NETWORK: Final = """
+import socket
+try:
+    socket.socket()
+except OSError:
+    raise SystemExit
+raise SystemExit("it shares the network with the host")
+"""
+_REFUSED: Final = "hutch: this command was not run: "
 _DEADLINE: Final = 20.0
 REPLACED: Final = (
     "Unable to mount source on destination: No such file or directory",
@@ -52,41 +52,44 @@ _PAUSE: Final = 0.05
 
 
 def find_fault(
-    sandbox: Sequence[str], command: Sequence[str] = ("/bin/sh", "-c", ":"), *, with_bridge: bool = False
+    enforced: Enforced, command: Sequence[str] = ("/bin/sh", "-c", ":"), *, with_bridge: bool = False
 ) -> str:
     """Run a small command in the sandbox and return why that failed; empty if it did not. Blocks for a moment.
 
-    `sandbox` is a plan's `argv`. `with_bridge` tries the network bridge too. A file that is replaced while it is being
-    hidden (/etc/shadow, when an account is added just then) is not a fault: the command runs again.
+    `with_bridge` tries the network bridge too. A file that is replaced while it is being hidden (/etc/shadow, when an
+    account is added just then) is not a fault: the command runs again.
     """
     for _ in range(_TRIES - 1):
-        fault = _run(sandbox, command, with_bridge)
+        fault = _run(enforced, command, with_bridge)
         if not any(words in fault for words in REPLACED):
             return fault
         time.sleep(_PAUSE)
-    return _run(sandbox, command, with_bridge)
+    return _run(enforced, command, with_bridge)
 
 
-def _run(sandbox: Sequence[str], command: Sequence[str], with_bridge: bool) -> str:
+def _run(enforced: Enforced, command: Sequence[str], with_bridge: bool) -> str:
     try:
         ours, theirs = socket.socketpair()
         with ours, theirs:
+            enforced.ready()
             done = subprocess.run(
-                [*sandbox, *(bridge_argv(theirs.fileno()) if with_bridge else ()), *command],
+                [*enforced.argv, *(bridge_argv(theirs.fileno()) if with_bridge else ()), *command],
+                cwd=enforced.cwd,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
                 errors="replace",
                 timeout=_DEADLINE,
                 check=False,
-                pass_fds=(theirs.fileno(),) if with_bridge else (),
+                pass_fds=(*enforced.descriptors, *((theirs.fileno(),) if with_bridge else ())),
             )
             passed = _take(ours)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     if done.returncode != 0:
         output = (done.stdout + done.stderr).strip().splitlines()
-        return output[-1] if output else f"it ended with exit code {done.returncode}"
+        last = output[-1] if output else f"it ended with exit code {done.returncode}"
+        return last.removeprefix(_REFUSED).rstrip(".") if last.startswith(_REFUSED) else last
     return "the network bridge passed no socket" if with_bridge and not passed else ""
 
 
@@ -106,10 +109,13 @@ def probe_sandbox(spec: m.SandboxSpec, home: str) -> str:
     try:
         with workspace() as folder:
             plan = plan_sandbox(spec, folder, home, show=PROGRAMS)
-            command = ("/bin/sh", "-c", _SCRIPT, "probe", spec.network, *spec.hide)
-            fault = find_fault(plan.argv(), command, with_bridge=spec.network == "allow-list")
-            if not fault and not os.path.exists(os.path.join(folder, "tried")):
-                return "a file written inside does not appear outside"
+            with closing(enforce(plan, sockets=False)) as enforced:
+                command = ("/bin/sh", "-c", _SCRIPT, "probe", *spec.hide)
+                fault = find_fault(enforced, command, with_bridge=spec.network == "allow-list")
+                if not fault and not os.path.exists(os.path.join(folder, "tried")):
+                    return "a file written inside does not appear outside"
+                if not fault and spec.kind == "landlock" and spec.network != "full":
+                    return find_fault(enforced, (*INTERPRETER, "-c", _NO_NETWORK))
     except HutchError as error:
         return error.message
     except OSError as error:
@@ -127,7 +133,8 @@ def probe_networks(spec: m.SandboxSpec, home: str) -> bytes:
     if not found["full"]:
         for network in ("broker-only", "allow-list"):
             found[network] = probe_sandbox(msgspec.structs.replace(spec, network=network), home)
-    return msgspec.json.encode(m.SandboxTrial({name: fault for name, fault in found.items() if fault}))
+    faults = {name: fault for name, fault in found.items() if fault}
+    return msgspec.json.encode(m.SandboxTrial(faults, abi_of() if spec.kind == "landlock" else 0))
 
 
 def main() -> int:

@@ -1,4 +1,6 @@
-"""One turn of the real CLI in a sandbox: `sandboxed_claude.py ROOT BWRAP NETWORK CLI COMMAND`, as the caller's account.
+"""One turn of the real CLI in a sandbox, as this account: `sandboxed_claude.py ROOT SANDBOX NETWORK CLI COMMAND`.
+
+SANDBOX is the path of bubblewrap, or `landlock`.
 
 The model is the rehearsal model; without a network it is reached through a Unix socket, as the broker is. CLI is a
 program to run instead of the CLI, or `-`. Prints the command's output.
@@ -22,7 +24,7 @@ from tests.system.claude_stage import KEY, FakeDaemon, allow
 Network = Literal["full", "broker-only", "allow-list"]
 
 
-async def main(root: Path, bubblewrap: str, network: Network, cli: str, command: str) -> None:
+async def main(root: Path, program: str, network: Network, cli: str, command: str) -> None:
     """Open a session, play one turn, and print the output."""
     cwd, home, broker = root / "work", root / "home", root / "broker"
     for path in (cwd, home, broker):
@@ -44,7 +46,9 @@ async def main(root: Path, bubblewrap: str, network: Network, cli: str, command:
         group.start_soon(listener.serve, relay)
         grant = m.KeyGrant("lease", KEY, base_url="http://broker.invalid", unix_socket=str(broker / "broker.sock"))
         daemon, runner = FakeDaemon(grant, allow), ClaudeRunner(ClaudeTimeouts(retries=1), None if cli == "-" else cli)
-        sandbox = m.SandboxSpec(bubblewrap, (str(root / "state"),), network=network, allow=("192.0.2.1",))
+        kind: m.SandboxKind = "landlock" if program == "landlock" else "bubblewrap"
+        program = "" if kind == "landlock" else program
+        sandbox = m.SandboxSpec(program, (str(root / "state"),), network=network, allow=("192.0.2.1",), kind=kind)
         options, limits = m.AgentOptions(), m.Limits()
         session = m.PrepareSession(
             *("s-1", "claude", str(cwd), "bypass", options, limits, str(root), str(home)), sandbox=sandbox

@@ -160,6 +160,8 @@ def sandboxed(
         taken=sorted({f"/tmp/cc-socks-{uid}" for uid in (0, os.getuid())}),  # noqa: S108  see _NO_SOCKET
     )
     env = {**command.env, **_NO_SOCKET}
+    if "TMPDIR" in env:  # without /tmp the CLI needs another place
+        env["CLAUDE_CODE_TMPDIR"] = env["TMPDIR"]
     return replace(launch, argv=command.argv, env=env, inherited=command.descriptors), command
 
 

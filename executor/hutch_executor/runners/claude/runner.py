@@ -484,7 +484,8 @@ class ClaudeRunner:
         code = await link.process.exit_code()
         if turn.stopping:
             return STOPPED
-        if code is not None and code > 128 and self._session.sandbox is not None:
+        sandbox = self._session.sandbox
+        if code is not None and code > 128 and sandbox is not None and sandbox.kind == "bubblewrap":
             code = 128 - code  # bubblewrap reports a signal this way
         if not code:
             return TurnEnded("failed", "no_result", "Claude Code ended without saying how the turn ended.")

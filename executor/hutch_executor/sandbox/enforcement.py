@@ -1,0 +1,204 @@
+"""Makes a planned sandbox: bubblewrap with a seccomp filter, or Landlock with one. The plan is the same for both.
+
+`enforce` returns what goes in front of a command. Each sandbox examines itself from inside before it becomes the
+command (`_CHECK`): with a program that only looks like bubblewrap, or a kernel that does less than it said, nothing
+runs.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from hutch_executor.sandbox import confine, landlock, seccomp
+from hutch_executor.sandbox.mode_changes import TRUNCATE, WATCHED, ModeChanges
+from hutch_executor.sandbox.places import Access
+from hutch_executor.sandbox.plan import SandboxPlan
+from hutch_executor.sandbox.programs import confine_argv
+from hutch_shared.errors import HutchError, Reason
+
+__all__ = ["Enforced", "abi_of", "command_filter", "enforce"]
+
+_CHECK: Final = """
+refuse() { printf 'hutch: this command was not run: %s.\\n' "$1" >&2; exit 126; }
+while read -r name value rest; do
+  case $name in
+    NoNewPrivs:) [ "$value" = 1 ] || refuse 'the sandbox lets it gain privileges' ;;
+    Seccomp:) [ "$value" = 2 ] || refuse 'the sandbox has no seccomp filter' ;;
+    CapEff: | CapPrm:) case $value in *[!0]*) refuse 'it has capabilities in the sandbox' ;; esac ;;
+  esac
+done < /proc/self/status
+if [ "$1" = bubblewrap ]; then
+  [ $$ -lt 16 ] || refuse 'the sandbox shares its processes with the host'
+  if [ "$2" != full ]; then
+    while read -r name rest; do
+      case $name in
+        lo:*) ;;
+        *:*) refuse 'the sandbox shares the network with the host' ;;
+      esac
+    done < /proc/net/dev
+  fi
+fi
+left=$3
+shift 3
+while [ "$left" -gt 0 ]; do
+  if [ -d "$1" ]; then
+    for entry in "$1"/* "$1"/.[!.]*; do
+      if [ -e "$entry" ] || [ -L "$entry" ]; then refuse "$1 can be seen in the sandbox"; fi
+    done
+  elif { read -r line < "$1"; } 2>/dev/null && [ -n "$line" ]; then
+    refuse "$1 can be seen in the sandbox"
+  fi
+  shift
+  left=$((left - 1))
+done
+unset name value rest left entry line
+exec "$@"
+"""
+
+
+class Enforced:
+    """A sandbox that commands can be started in, one after the other. They inherit `descriptors`. Close it at the end.
+
+    With Landlock a thread performs the changes of mode and owner that its commands may make, until `close`.
+    """
+
+    def __init__(self, argv: Sequence[str], cwd: str, descriptors: Sequence[int], rewind: int | None = None) -> None:
+        self.argv = tuple(argv)
+        """The command that makes the sandbox; the command to run inside goes after it."""
+        self.cwd = cwd
+        """The working directory in which it must be started."""
+        self.descriptors = tuple(descriptors)
+        self._rewind = rewind
+        self._supervisor: _Supervisor | None = None
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<Enforced {self.argv[0]}{', closed' if self._is_closed else ''}>"
+
+    def ready(self) -> None:
+        """Make it ready for one more start. Call before each."""
+        if self._rewind is not None:  # bubblewrap reads the filter to its end; the position belongs to all its readers
+            os.lseek(self._rewind, 0, os.SEEK_SET)
+
+    def supervise(self, supervisor: _Supervisor) -> None:
+        """Close this supervisor with the sandbox."""
+        self._supervisor = supervisor
+
+    def close(self) -> None:
+        """Close its descriptors and end its thread. Safe to call twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._supervisor is not None:
+            self._supervisor.close()
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+
+def abi_of(limit: int = landlock.NEWEST) -> int:
+    """Return the Landlock ABI in use: the kernel's, at most `limit`. 0 without Landlock."""
+    return min(confine.landlock_abi(), limit)
+
+
+def enforce(plan: SandboxPlan, *, sockets: bool, abi: int | None = None) -> Enforced:
+    """Make the sandbox. `isolation_unavailable`, with the reason, if that is not possible here. Blocks for a moment.
+
+    Without `sockets` its commands open no Unix socket under Landlock; with bubblewrap they reach those that are shown.
+    `abi` is the Landlock ABI to use.
+    """
+    known = seccomp.native_abi()
+    if known is None:
+        raise _unavailable(f"No seccomp filter is possible: {seccomp.unavailable()}")
+    hidden = _wholly_hidden(plan.places)
+    check = ("/bin/sh", "-c", _CHECK, "hutch", plan.kind, plan.network, str(len(hidden)), *hidden)
+    try:
+        if plan.kind == "bubblewrap":
+            filter_file = os.memfd_create("hutch-seccomp", os.MFD_CLOEXEC)
+            os.write(filter_file, seccomp.assemble(seccomp.agent_rules(), known))
+            return Enforced((*plan.argv(filter_file), *check), plan.cwd, (filter_file,), rewind=filter_file)
+        return _enforce_landlock(plan, known, check, sockets=sockets, abi=abi_of() if abi is None else abi)
+    except OSError as error:
+        raise _unavailable(f"The kernel refuses the sandbox: {error.strerror}") from error
+
+
+def command_filter() -> bytes:
+    """Return the filter of a command that may open no Unix socket, for Landlock. Call it only where `enforce` works."""
+    known = seccomp.native_abi()
+    assert known is not None
+    return seccomp.assemble(seccomp.command_rules(), known)
+
+
+def _enforce_landlock(
+    plan: SandboxPlan, known: seccomp.Abi, check: Sequence[str], *, sockets: bool, abi: int
+) -> Enforced:
+    if abi < 1:
+        raise _unavailable("The kernel has no Landlock, or it is off (see `lsm=` in the kernel's command line)")
+    if plan.network == "allow-list":
+        raise _unavailable('Landlock cannot limit the network to an allow-list; use network = "broker-only"')
+    network = plan.network == "full"
+    rules = [*seccomp.agent_rules(network=network), *seccomp.landlock_rules()]
+    rules += [] if sockets else seccomp.command_rules()
+    rules += seccomp.watch_rules((*WATCHED, *(TRUNCATE if landlock.truncates(abi) else ())))
+    ruleset = landlock.make_ruleset(landlock.rules_for(plan.places), network=network, abi=abi)
+    try:
+        supervisor = _Supervisor([path for path, access in plan.places.items() if access == "write"])
+    except OSError:
+        os.close(ruleset)
+        raise
+    program = confine_argv(seccomp.assemble(rules, known), ruleset, supervisor.given)
+    enforced = Enforced((*program, *check), plan.cwd, (ruleset, supervisor.given))
+    enforced.supervise(supervisor)
+    return enforced
+
+
+def _wholly_hidden(places: Mapping[str, Access]) -> list[str]:
+    """Return the hidden places in which nothing is shown."""
+    shown = [path for path, access in places.items() if access != "hidden"]
+    hidden = [path for path, access in places.items() if access == "hidden"]
+    return [path for path in hidden if not any(Path(one).is_relative_to(path) for one in shown)]
+
+
+class _Supervisor:
+    """Takes the listeners of confined processes from a socket, and serves each until its processes are gone.
+
+    Inside, `given` is closed before the command runs: no command can pass a listener of its own.
+    """
+
+    def __init__(self, writable: Sequence[str]) -> None:
+        self._writable = writable
+        self._ours, theirs = socket.socketpair()
+        self.given = theirs.detach()
+        """The descriptor that the confined program inherits. Its owner is `Enforced`."""
+        self._serving: list[ModeChanges] = []
+        self._thread = threading.Thread(target=self._receive, name="hutch-supervisor", daemon=True)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        return f"<_Supervisor of {len(self._serving)} listeners>"
+
+    def close(self) -> None:
+        """End the threads."""
+        with suppress(OSError):
+            self._ours.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._ours.close()
+        for one in self._serving:
+            one.close()
+
+    def _receive(self) -> None:
+        with suppress(OSError):
+            while True:
+                data, passed, _, _ = socket.recv_fds(self._ours, 1, 1)
+                if not data:
+                    return
+                self._serving += [ModeChanges(listener, self._writable) for listener in passed]
+
+
+def _unavailable(why: str) -> HutchError:
+    return HutchError(Reason.ISOLATION_UNAVAILABLE, f"{why}.")
