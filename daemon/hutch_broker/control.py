@@ -210,7 +210,7 @@ class Control:
             leases=self._leases.states(),
             told=self._request_log.last,
             port=self.port,
-            abilities=("set_active", "set_prices", "find_price", "leave"),
+            abilities=("set_active", "set_prices", "find_price", "leave", "network"),
         )
 
     async def _report(self, peer: Peer[_LinkState]) -> None:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from msgspec.structs import replace
+
 from hutch_broker.budgets import HeldBudget
 from hutch_broker.judge import Refusal
 from hutch_shared.broker_link import Ended, Key, Lease, LeaseState, Refill
@@ -100,13 +102,15 @@ class LeaseTable:
     def put(self, state: LeaseState) -> None:
         """Add a lease, or set the allowance and end of an existing one.
 
-        A session's budget that is here already stays as it is.
+        A session's budget that is here already stays as it is, and so does a lease's network once it is known.
         """
         self._forget_budgets()
         ends_at = self._clock() + state.expires_in
         held = self._held.get(state.lease.id)
         if held is None:
             held = self._held[state.lease.id] = HeldLease(state.lease, ends_at, state.requests)
+        elif held.lease.network is None:  # an earlier hutchd granted it
+            held.lease = replace(held.lease, network=state.lease.network)
         held.ends_at, held.requests, held.active = ends_at, state.requests, state.active
         held.budget = self._budget(state)
 

@@ -4,6 +4,7 @@ What is always true:
 
 - A key is sent only to the base URL that hutchd gave with it: no redirect is followed, no cookie is kept.
 - Only path, query, body and allowed headers of a request reach the provider.
+- With a limited network, a body is read whole before the key is used, and goes on only without tools of the provider.
 - Bytes of the response are forwarded as they arrive, after they were searched for the key (`mask`). If the provider
   breaks off, or its answer must be withheld, the agent's connection is aborted, so that a cut response never looks
   complete.
@@ -27,6 +28,7 @@ import aiohttp
 import anyio
 import msgspec
 from aiohttp import web
+from anyio import to_thread
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -40,9 +42,10 @@ from hutch_broker.mask import WITHHELD, AnswerMask, WithheldError, checked_statu
 from hutch_broker.metering import meter_for
 from hutch_broker.prices import PriceTable, Unpriced
 from hutch_broker.processes import BrokerPeer, admit
+from hutch_broker.provider_tools import check_network
 from hutch_broker.request_cost import how_to_price, most, read_request
 from hutch_broker.request_log import RequestLog
-from hutch_shared.broker_link import BrokerBoot, Record
+from hutch_shared.broker_link import BrokerBoot, Lease, Record
 from hutch_shared.errors import HutchError
 from hutch_shared.secret_forms import SecretForms
 from hutch_shared.times import now_ms
@@ -54,6 +57,8 @@ _STARTING: Final = 30.0
 """Seconds that a request waits, after the broker started, for hutchd to send the leases."""
 _UPSTREAM_IDLE: Final = 4.0
 """Seconds after which an idle connection to a provider is closed. Providers close theirs later, so no POST is lost."""
+_LARGE: Final = 256 * 1024
+"""Bytes of a body from which on it is decoded outside the event loop, which would stand still meanwhile."""
 
 _NO_TURN: Final = Refusal(
     403, "permission_error", "No turn of this session is running, so no request of its processes reaches the model."
@@ -222,9 +227,10 @@ class Proxy:
     async def _reserve(
         self, held: HeldLease, bill: Bill, budget: HeldBudget, head: RequestHead, body: _Body
     ) -> Refusal | None:
-        """Reserve what the request can cost, perhaps after other requests of the session; return why it cannot."""
-        if (fault := await body.read_whole()) is not None:
-            return fault
+        """Reserve what the request can cost, perhaps after other requests of the session; return why it cannot.
+
+        `body` was read whole.
+        """
         lease = held.lease
         if DIALECTS[lease.dialect].usage is None:
             return Refusal(
@@ -252,10 +258,15 @@ class Proxy:
         if not self._prices.loaded.is_set():
             await self._prices.loaded.wait()
         body = None
-        if held.budget is not None and not bill.free:
+        limited, budget = held.lease.network != "full", None if bill.free else held.budget
+        if exchange.request.method == "POST" and (limited or budget is not None):
             body = await self._begun_body(exchange.request, head)
-            if (refusal := await self._reserve(held, bill, held.budget, head, body)) is not None:
-                return self._refused(exchange, refusal)
+            if (fault := await body.read_whole()) is not None:
+                return self._refused(exchange, fault)
+        if limited and body is not None and (refusal := await _look_for_provider_tools(held.lease, body.first)):
+            return self._refused(exchange, refusal)
+        if budget is not None and body is not None and (refusal := await self._reserve(held, bill, budget, head, body)):
+            return self._refused(exchange, refusal)
         try:
             key = await self._keys.of(held)
         except HutchError as error:
@@ -419,6 +430,13 @@ class Proxy:
                 pid=exchange.peer.pid,
             )
         )
+
+
+async def _look_for_provider_tools(lease: Lease, body: bytes) -> Refusal | None:
+    """Return why a whole body does not fit the limited network of its session. A large one is read in a thread."""
+    if len(body) < _LARGE:
+        return check_network(lease.dialect, lease.network, body)
+    return await to_thread.run_sync(check_network, lease.dialect, lease.network, body)
 
 
 def _is_counting(path: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from hutch_shared.messages import CredentialKind, Nothing, Pong, Wire
+from hutch_shared.messages import CredentialKind, Network, Nothing, Pong, Wire
 from hutch_shared.methods import Method, Table
 
 __all__ = [
@@ -133,6 +133,11 @@ class Lease(Wire, frozen=True, omit_defaults=True):
     """A path component of the holder's processes in /proc/PID/cgroup, if the environment makes cgroups."""
     tcp: bool = False
     """The agent cannot dial Unix sockets: only the peer's uid is checked."""
+    network: Network | None = None
+    """The network of the session's agent. Unless it is `full`, the broker refuses the provider's own tools.
+
+    None if an earlier hutchd granted the lease: not known, and so not `full`.
+    """
 
 
 class Refill(Wire, frozen=True, omit_defaults=True):
@@ -195,7 +200,7 @@ class BrokerWelcome(Wire, frozen=True, omit_defaults=True):
     """The number of the newest record."""
     port: int | None = None
     abilities: tuple[str, ...] = ()
-    """What this broker does beyond the first version: `set_active`, `set_prices`, `find_price`, `leave`."""
+    """What this broker does beyond the first version: `set_active`, `set_prices`, `find_price`, `leave`, `network`."""
 
 
 class BrokerStatus(Wire, frozen=True, omit_defaults=True):

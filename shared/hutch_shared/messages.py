@@ -41,6 +41,7 @@ Decision = Literal["allow", "deny", "answer"]
 KeysKept = Literal["brokered", "exposed", "none"]
 IsolationLevel = Literal["strict", "account", "reduced"]  # decided in hutch_daemon/environments/levels.py
 SandboxKind = Literal["bubblewrap", "landlock"]
+Network = Literal["full", "allow-list", "broker-only"]
 CredentialKind = Literal["api_key", "oauth", "gateway"]
 Delivery = Literal["direct", "lease"]
 KillOutcome = Literal["gone", "left", "unknown"]
@@ -127,6 +128,8 @@ class Isolation(Wire, frozen=True, omit_defaults=True):
     """The resource limits of the session's processes, as text for the user."""
     sandbox: SandboxKind | None = None
     """What enforces the sandbox; None without one, and in records of earlier versions."""
+    network: Network | None = None
+    """The network that the agent reaches. Only with `full` may the provider use its own tools. None: not recorded."""
     open: tuple[str, ...] = ()
     """The attacks that remain possible, by their names in `attacks`."""
 
@@ -897,7 +900,7 @@ class SandboxSpec(Wire, frozen=True, omit_defaults=True):
     write: tuple[str, ...] = ()
     home: Literal["tools", "read_only", "hidden"] = "tools"
     """The part of the account's home that the agent sees. Its writes there do not outlive the sandbox."""
-    network: Literal["full", "allow-list", "broker-only"] = "full"
+    network: Network = "full"
     allow: tuple[str, ...] = ()
     """The hosts for `allow-list`, in the syntax of the settings."""
     kind: SandboxKind = "bubblewrap"

@@ -120,6 +120,7 @@ class Stage:
             "uid": os.getuid(),
             "pid": os.getpid(),
             "start_time": start_time(os.getpid()),
+            "network": "full",
             **more,
         }
         return link.LeaseState(link.Lease(**facts), expires_in, requests, usd), token

@@ -250,6 +250,14 @@ class FakeExecutor:
         if connection is not None and connection.known is not None:
             await self.host.services.reports.report_message(connection.known, message)
 
+    async def get_key(self) -> m.KeyGrant:
+        """Ask for the key of the session."""
+        assert self.connection is not None
+        assert self.connection.known is not None
+        assert self.prepared is not None
+        asked = m.GetApiKey(self.prepared.session, "anthropic")
+        return await self.host.services.executors.get_api_key(self.connection.known, asked)
+
     async def ask(self, call: m.ToolCall, **changes: Any) -> m.PermissionDecision:
         """Request permission for a tool call of the current turn."""
         assert self.connection is not None

@@ -59,13 +59,15 @@ class FakeClock:
 
 
 class _DirectKeys:
-    def __init__(self, vault: Vault) -> None:
+    def __init__(self, vault: Vault, networks: list[m.Network | None]) -> None:
         self._vault = vault
+        self._networks = networks
 
     def delivery(self, provider: str) -> tuple[m.Delivery, str]:
         return "direct", "There is no broker."
 
     async def grant(self, session: SessionRow, provider: str, holder: LeaseHolder | None = None) -> m.KeyGrant:
+        self._networks.append(holder.network if holder is not None else None)
         return m.KeyGrant("direct", f"key of {session.owner} for {provider}")
 
     async def explain(self, owner: int, provider: str, name: str | None = None) -> m.KeyExplained:
@@ -153,6 +155,8 @@ class Stage:
         self.me = Caller(os.getuid(), os.getgid(), os.getpid(), "test")
         self.known = KnownSecrets()
         self.leases = NoLeases()
+        self.networks: list[m.Network | None] = []
+        """The networks of the executors that asked for a key, in order."""
         self.mode: Literal["user", "system"] = "user"
         self.admins = {0}
         self.gone_accounts: set[int] = set()
@@ -206,7 +210,7 @@ class Stage:
                 pool=self.pool,
                 executor_changed=self.executor_changed,
                 vault=vault,
-                grants=_DirectKeys(vault),
+                grants=_DirectKeys(vault, self.networks),
                 leases=self.leases,
                 key_troubles=self.key_troubles,
                 notices=self.notices,

@@ -102,6 +102,29 @@ async def test_an_agent_reaches_its_model_and_the_network_of_the_settings(
 
 @sample(1)
 @pytest.mark.parametrize("network", ["full", "broker-only", "allow-list"])
+async def test_a_search_by_the_provider_follows_the_network(reloaded: Host, model: Model, network: str) -> None:
+    """With a limited network the CLI's search fails as a tool and reaches no provider; the turn goes on."""
+    bubblewrap()
+    model.key = KEY
+    await reloaded.reload(settings_for(model, f'[sandbox]\nnetwork = "{network}"\n'))
+    model.script = Steps(
+        ("go", Use("WebSearch", {"query": "hutch"})), ("web search", Say("Found it.")), ("", Say("done"))
+    )
+    before = len(model.requests)
+    async with reloaded.client() as hutch:
+        session = await reloaded.claude(hutch, "searching")
+        async with log_of(hutch, session) as log:
+            end = await log.play(session, "go")
+            (said,) = log.of("tool_result")
+    searches = [b'"type":"web_search_' in request.raw for request in model.requests[before:]]
+
+    assert end.state == "completed"
+    assert any(searches) == (network == "full")
+    assert ("the provider would use its own network" in said.text) == (network != "full"), said
+
+
+@sample(1)
+@pytest.mark.parametrize("network", ["full", "broker-only", "allow-list"])
 async def test_a_script_agent_has_the_same_sandbox(
     reloaded: Host, model: Model, pages: tuple[int, int], network: str
 ) -> None:

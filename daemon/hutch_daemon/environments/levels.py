@@ -31,8 +31,8 @@ _SIGNALS_ABI: Final = 6
 """The first Landlock ABI that keeps signals inside."""
 _NETWORK: Final = {
     "full": "It can reach the host's network.",
-    "allow-list": "It can reach only the hosts that the settings allow.",
-    "broker-only": "It can reach only its model.",
+    "allow-list": "It can reach only its model, without the provider's tools, and the hosts that the settings allow.",
+    "broker-only": "It can reach only its model, without the provider's tools.",
 }
 
 
@@ -73,6 +73,7 @@ def level_of(offer: IsolationOffer, choice: SandboxChoice, asked: m.IsolationLev
         asked=asked,
         missing=" ".join(filter(None, missing)),
         sandbox=None if sandbox is None else sandbox.kind,
+        network="full" if sandbox is None else sandbox.network,
         open=open_attacks(
             None if sandbox is None else sandbox.kind,
             own_account=not apart,

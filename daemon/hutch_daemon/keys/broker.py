@@ -10,7 +10,9 @@ What is always true:
   before the agent gets the prompt, and inactive before the turn's end is stored.
 - A session's budget belongs to the broker. hutchd tells it what the session's record leaves, with each lease; a broker
   that has the budget already keeps its own figure, which includes what is not recorded yet.
-- A broker of an earlier version, which cannot do all that, is replaced as soon as no turn runs.
+- A lease carries the network of its session's agent. The broker refuses the provider's own tools where that is limited.
+- A broker of an earlier version, which cannot do all that, is replaced as soon as no turn runs. It gets no new lease
+  with a limited network.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from typing import Final
 import anyio
 from anyio import to_thread
 from anyio.abc import TaskGroup
+from msgspec.structs import replace
 
 from hutch_daemon.keys.broker_boot import BrokerPaths, own_prices
 from hutch_daemon.keys.control_link import CALL_TIMEOUT, ControlLink
@@ -53,6 +56,8 @@ _STORE_PAUSES: Final = (0.25, 2.0)
 _HOST: Final = "http://broker.invalid"
 _END_TIMEOUT: Final = 2.0
 """Seconds that the end of a turn waits for the broker. A slower broker carries the call out when it can."""
+_NEEDED: Final = frozenset(("set_active", "network"))
+"""The abilities without which a broker is of an earlier version and is replaced."""
 _BROKER_BACK: Final = 15.0
 """Seconds for which a turn waits for a broker that is being started again."""
 
@@ -155,18 +160,21 @@ class Broker:
             if await self._holds(state.lease.executor, state.lease.session):
                 self._book.add(await self._adopted(state, welcome.told))
         for lease, granted in list(self._book.live.items()):
-            if lease in theirs and self._refuses_between_turns:
-                active[lease] = theirs[lease].active
-                await call("refill", self._book.top_up(granted, theirs[lease]))
+            known = theirs.get(lease)
+            if known is not None and self._refuses_between_turns and known.lease.network is not None:
+                active[lease] = known.active
+                await call("refill", self._book.top_up(granted, known))
             else:
                 state = self._book.fresh(granted, await self._left(granted))
                 active[lease] = state.active
                 await call("put_lease", state)
-        if not self._refuses_between_turns:
+        if self._is_of_earlier_version:
+            passed = "" if self._refuses_between_turns else "requests between turns, and "
             _log.warning(
-                "the running broker (pid %d) is of an earlier version of Hutch: requests between turns reach the model"
-                " until it is replaced, as soon as no turn is running",
+                "the running broker (pid %d) is of an earlier version of Hutch: %srequests for the provider's own tools"
+                " reach the model until it is replaced, as soon as no turn is running",
                 welcome.pid,
+                passed,
             )
         # The broker answers agents from this call on, if it did not before.
         await call("keep_leases", link.LeaseIds(leases=tuple(self._book.live)))
@@ -192,7 +200,8 @@ class Broker:
         max_usd = session.limits.max_usd if session is not None else None
         if max_usd is None and state.usd is not None:
             max_usd = 0.0  # a budget of a session that is gone
-        return GrantedLease(state.lease, max_usd, newest)
+        lease = replace(state.lease, network=self._book.network(state.lease.network))
+        return GrantedLease(lease, max_usd, newest)
 
     async def _renew(self) -> None:
         """Three times per lease lifetime, end the leases that no longer hold and renew the others."""
@@ -219,7 +228,8 @@ class Broker:
     async def lease(self, session: SessionRow, holder: LeaseHolder, provider: str, key: KeyRow) -> m.KeyGrant:
         """Grant the processes of `holder` a lease of `key`. Return when the broker has the lease.
 
-        AGENT_UNAVAILABLE if no broker is linked within half a minute.
+        AGENT_UNAVAILABLE if no broker is linked within half a minute, or if the network is limited and the broker is of
+        an earlier version that does not know of it.
         """
         dialect = dialect_of(self._settings.current, provider)
         lease, secret = new_id("lease"), new_token()
@@ -240,12 +250,12 @@ class Broker:
                 start_time=holder.start_time,
                 cgroup=holder.cgroup,
                 tcp=holder.tcp,
+                network=self._book.network(holder.network),
             ),
             session.limits.max_usd,
         )
         self.request_start()
-        if not await self._link.wait_up():
-            raise HutchError(Reason.AGENT_UNAVAILABLE, f"No broker can take the lease: {self._link.trouble}.")
+        await self._wait_for_broker(session.id, limited=granted.lease.network != "full")
         self._book.add(granted)
         try:
             await self._link.call("put_lease", self._book.fresh(granted, await self._left(granted)))
@@ -261,6 +271,20 @@ class Broker:
             expires_in=self._settings.current.broker.lease,
             unix_socket=None if holder.tcp else str(self._socket),
         )
+
+    async def _wait_for_broker(self, session: str, *, limited: bool) -> None:
+        """Wait until a broker can take a lease of this session. Otherwise AGENT_UNAVAILABLE."""
+        if limited and self._link.up and "network" not in self._link.abilities:
+            await self._replace_old(besides=session)
+        if not await self._link.wait_up():
+            raise HutchError(Reason.AGENT_UNAVAILABLE, f"No broker can take the lease: {self._link.trouble}.")
+        if limited and "network" not in self._link.abilities:
+            raise HutchError(
+                Reason.AGENT_UNAVAILABLE,
+                "The running broker is of an earlier version of Hutch, which would let the provider's own tools use the"
+                " network for a session whose network is limited. It is replaced as soon as no turn is running; try"
+                " again then.",
+            )
 
     async def begin_turn(self, session: str) -> None:
         """Make the session's leases active, also those that it gets during the turn. Return when the broker knows it.
@@ -296,12 +320,20 @@ class Broker:
         """True unless the linked broker is of an earlier version, which serves requests between turns too."""
         return "set_active" in self._link.abilities
 
-    async def _replace_old(self) -> None:
-        """End a broker of an earlier version once no turn runs and all its records are stored. A new one is started."""
-        if self._refuses_between_turns or not self._link.up or self._book.in_turn:
+    @property
+    def _is_of_earlier_version(self) -> bool:
+        """True if the linked broker is to be replaced."""
+        return not self._link.abilities >= _NEEDED
+
+    async def _replace_old(self, besides: str = "") -> None:
+        """End a broker of an earlier version once no turn runs and all its records are stored. A new one is started.
+
+        A turn of the session `besides` does not count.
+        """
+        if not self._is_of_earlier_version or not self._link.up or self._book.in_turn - {besides}:
             return
         status = await self.status()
-        if status is None or status.unacknowledged or self._book.in_turn:
+        if status is None or status.unacknowledged or self._book.in_turn - {besides}:
             return
         _log.info("the broker of an earlier version is replaced: no turn is running")
         assert self._tasks is not None, "it runs"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from hutch_daemon.settings import SettingsInForce
 from hutch_shared import broker_link as link
+from hutch_shared import messages as m
 
 __all__ = ["GrantedLease", "LeaseBook", "LeaseHolder"]
 
@@ -30,6 +31,8 @@ class LeaseHolder:
     """The name of the executor's cgroup (`hutch-<executor>`), as in /proc/PID/cgroup; None without cgroups."""
     tcp: bool = False
     """True if the agent cannot dial a Unix socket and uses TCP."""
+    network: m.Network | None = None
+    """The network of the agent; None if an earlier hutchd prepared it, without a record of it."""
 
 
 @dataclass(slots=True)
@@ -65,6 +68,10 @@ class LeaseBook:
         for lease in leases:
             self.live.pop(lease, None)
             self.ended.add(lease)
+
+    def network(self, recorded: m.Network | None) -> m.Network:
+        """Return the network of a lease. One that an earlier hutchd did not record is that of the present settings."""
+        return recorded if recorded is not None else self._settings.current.sandbox.network
 
     def select(self, chosen: Callable[[link.Lease], bool]) -> list[str]:
         """Return the ids of the live leases that `chosen` accepts."""

@@ -72,6 +72,7 @@ class Executor:
         "launched",
         "launching",
         "made_of",
+        "network",
         "peer",
         "prepared",
         "protocol",
@@ -121,6 +122,8 @@ class Executor:
         """The result of the last attempt to end it."""
         self.has_namespace = False
         """True if its agent runs in a pid namespace, as bubblewrap makes one. False if this is not known."""
+        self.network: m.Network | None = None
+        """Its agent's network, fixed when its session is prepared. None before, and if an earlier hutchd did it."""
         self.verified_late = False
         """True if it was quarantined and a later check found it gone."""
         self.last_seen = now

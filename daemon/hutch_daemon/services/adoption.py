@@ -42,6 +42,7 @@ async def take_over(store: Store, pool: Pool, tasks: SessionTasks) -> list[Execu
         if session_id is not None:
             row = await store.read(lambda conn, session_id=session_id: sessions.get(conn, session_id))  # type: ignore[misc]
             executor.has_namespace = row is not None and _has_namespace(row.isolation)
+            executor.network = row.isolation.network if row is not None else None
             tasks.start(session_id, executor.key.account.uid if row is None else row.owner)
     _log.info("taken over", executors=len(rows), alive=len(expected))
     return expected

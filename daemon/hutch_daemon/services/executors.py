@@ -130,7 +130,9 @@ class ExecutorService:
         launched = executor.launched
         assert launched is not None, "it said hello from its process"
         group = f"hutch-{executor.id}" if launched.state.get("cgroup") else None
-        holder = LeaseHolder(executor.id, launched.uid, launched.pid, launched.start_time, group)
+        holder = LeaseHolder(
+            executor.id, launched.uid, launched.pid, launched.start_time, group, network=executor.network
+        )
         session = await served_session(self._store, executor, params.session)
         return await self._grants.grant(session, params.provider, holder)
 

@@ -163,6 +163,7 @@ class SessionExecutors:
         origin = await self._store.write(
             partial(_record_places, session=session, executor=executor.id, spool=spool, directory=directory, plan=plan)
         )
+        executor.network = plan.isolation.network  # before the agent asks for its key
         provider, resume = provider_of(session.agent), session.agent_session
         apart, accounts = environment.isolation_offered().separate_account, settings.accounts
         prepare = m.PrepareSession(

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,14 @@ from hutch_daemon.keys.broker_boot import BrokerPaths, boot_line
 from hutch_daemon.keys.credential import Refresh
 from hutch_daemon.keys.key_supply import KeyReport
 from hutch_daemon.keys.supervisor import link_token
-from hutch_daemon.settings import BrokerSettings, PriceSettings, ProviderSettings, Settings, SettingsInForce
+from hutch_daemon.settings import (
+    BrokerSettings,
+    PriceSettings,
+    ProviderSettings,
+    SandboxSettings,
+    Settings,
+    SettingsInForce,
+)
 from hutch_daemon.store import audit, sessions, turns, usage
 from hutch_daemon.store.records import Tx
 from hutch_daemon.store.rows import KeyRow, SessionRow, TurnRow
@@ -36,7 +44,7 @@ from hutch_shared.rpc.stream import dial
 from hutch_shared.secret import Secret
 from hutch_shared.times import now_ms
 from hutch_shared.unix import connect
-from tests.broker.stage import closed_port, parsed, read_all, read_until, request
+from tests.broker.stage import ASK, closed_port, parsed, read_all, read_until, request
 from tests.daemon.keys.stage import HOLDER, KEY, OWNER, VaultStage, keep_session, report_nothing, session, vault_stage
 from tests.rehearsal import Pause, Say, Stall, Usage, serve
 
@@ -102,11 +110,11 @@ def end(pid: int) -> None:
         return
 
 
-async def ask(grant: m.KeyGrant) -> tuple[int, bytes]:
+async def ask(grant: m.KeyGrant, body: Any = ASK) -> tuple[int, bytes]:
     assert grant.unix_socket is not None
     stream = await dial(Path(grant.unix_socket))
     try:
-        await stream.send(request(grant.value))
+        await stream.send(request(grant.value, body))
         status, _, body = parsed(await read_all(stream))
         return status, body
     finally:
@@ -207,12 +215,12 @@ def kill_broker(folder: Path) -> int:
     return pid
 
 
-async def answered(grant: m.KeyGrant) -> int:
+async def answered(grant: m.KeyGrant, body: Any = ASK) -> int:
     """Return the status of a request to the broker that is being started again."""
     with anyio.fail_after(60):
         while True:
             try:
-                status, _ = await ask(grant)
+                status, _ = await ask(grant, body)
             except (OSError, EOFError, IndexError, ValueError):
                 await anyio.sleep(0.02)
                 continue
@@ -351,6 +359,20 @@ def swap_turns(tx: Tx, ended: str, begun: SessionRow) -> None:
     turns.insert(tx, TurnRow(id=new_id("turn"), session=begun.id, prompt="go", queued_at=0, state="running"))
 
 
+@contextmanager
+def earlier_broker(settings: Settings, paths: BrokerPaths, *abilities: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a broker of an earlier version with these abilities."""
+    paths.socket.parent.mkdir(mode=0o700)
+    line = msgspec.json.encode(boot_line(settings, paths, link_token(paths.token), {}, everyone=False)) + b"\n"
+    program = [sys.executable, str(EARLIER), *abilities]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, env={"PATH": os.defpath}) as earlier:
+        assert earlier.stdin is not None
+        with earlier.stdin as stdin:
+            stdin.write(line)
+            stdin.flush()
+            yield earlier
+
+
 async def test_a_broker_of_an_earlier_version_is_used_until_no_turn_runs(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -362,14 +384,7 @@ async def test_a_broker_of_an_earlier_version_is_used_until_no_turn_runs(
         settings, paths = settings_for(model.url), BrokerPaths.under(folder, folder)
         await stage.put()
         await keep_session(stage.store, session("s-1"))
-        paths.socket.parent.mkdir(mode=0o700)
-        token = link_token(paths.token)
-        line = msgspec.json.encode(boot_line(settings, paths, token, {}, everyone=False)) + b"\n"
-        earlier = subprocess.Popen([sys.executable, EARLIER], stdin=subprocess.PIPE, env={"PATH": os.defpath})
-        assert earlier.stdin is not None
-        with earlier, earlier.stdin as stdin:
-            stdin.write(line)
-            stdin.flush()
+        with earlier_broker(settings, paths) as earlier:
             await linked_with(folder, earlier.pid)
             async with stage.broker(settings, always).running() as broker:
                 grants = [
@@ -391,6 +406,105 @@ async def test_a_broker_of_an_earlier_version_is_used_until_no_turn_runs(
     assert (during, at_once, between, later) == ([200, 200], 200, [403, 403], [403, 200])
     assert ended == 0
     assert sum("is of an earlier version" in record.getMessage() for record in caplog.records) == 1
+
+
+SEARCH = {**ASK, "tools": [{"type": "web_search_20250305", "name": "web_search", "max_uses": 8}]}
+"""The request that Claude's CLI makes when its agent searches the web."""
+
+
+def limited(url: str, network: m.Network = "broker-only") -> Settings:
+    return msgspec.structs.replace(settings_for(url), sandbox=SandboxSettings(network=network))
+
+
+async def test_a_lease_follows_the_network_with_which_its_executor_was_prepared(folder: Path) -> None:
+    """A search by the provider is refused and audited before the key is used, also by a broker that was started again.
+
+    Then the session goes on. With the full network the provider searches.
+    """
+    closed, opened = replace(HOLDER, network="broker-only"), replace(HOLDER, executor="x-2", network="full")
+    async with serve(key=KEY, script=lambda _: SAY) as model, working(folder, model.url) as (stage, broker):
+        key = await row_of(stage)
+        grants = [await broker.lease(session(), holder, "anthropic", key) for holder in (closed, opened)]
+        refused, sentence = await ask(grants[0], SEARCH)
+        lines, _ = await stage.store.read(audit.read)
+        plain, _ = await ask(grants[0])
+        searched, _ = await ask(grants[1], SEARCH)
+        kill_broker(folder)
+        after = [await answered(grant, SEARCH) for grant in grants]
+        audited = await refusals(stage)
+
+    assert (refused, plain, searched, after) == (403, 200, 200, [403, 200])
+    assert b"web_search_20250305" in sentence
+    assert b'network = \\"broker-only\\"' in sentence
+    assert [line.action for line in lines if line.action == "use_key"] == []
+    assert audited[0].session == "s-1"
+    assert "web_search_20250305" in str(audited[0].details)
+
+
+async def refusals(stage: VaultStage) -> Sequence[Any]:
+    """Return the audited refusals of the broker once there is one."""
+    with anyio.fail_after(60):
+        while True:
+            lines, _ = await stage.store.read(audit.read)
+            if found := [line for line in lines if line.action == "broker_request"]:
+                return found
+            await anyio.sleep(0.02)
+
+
+@pytest.mark.parametrize("network", ["full", "broker-only", "allow-list"])
+async def test_a_lease_without_a_network_is_that_of_the_settings(folder: Path, network: m.Network) -> None:
+    """So is that of an executor that an earlier hutchd prepared. It stays limited when the settings change."""
+    async with serve(key=KEY, script=lambda _: SAY) as model, vault_stage(folder) as stage:
+        await stage.put()
+        await keep_session(stage.store, session())
+        settings = SettingsInForce(limited(model.url, network))
+        async with stage.broker(settings, always).running() as broker:
+            grant = await broker.lease(session(), HOLDER, "anthropic", await row_of(stage))
+            settings.replace(limited(model.url, "full"))
+            granted, _ = await ask(grant, SEARCH)
+            kill_broker(folder)
+            after = await answered(grant, SEARCH)
+        async with stage.broker(settings, always).running() as broker:  # adopts the broker and its lease
+            adopted = await answered(grant, SEARCH)
+            await broker.revoke_executor("x-1")
+
+    assert (granted, after, adopted) == ((200,) * 3 if network == "full" else (403,) * 3)
+
+
+@pytest.mark.parametrize("network", ["full", "broker-only"])
+async def test_a_broker_that_knows_no_networks_gets_no_limited_lease(folder: Path, network: m.Network) -> None:
+    """Its own leases count by the settings, and go on until it is replaced, as soon as no other session has a turn.
+
+    Until then a lease with a limited network is refused.
+    """
+    async with serve(key=KEY, script=lambda _: SAY) as model, vault_stage(folder) as stage:
+        settings, paths = limited(model.url, network), BrokerPaths.under(folder, folder)
+        await stage.put()
+        for name in ("s-1", "s-2"):
+            await keep_session(stage.store, session(name))
+        with earlier_broker(settings, paths, "set_active") as earlier:
+            await linked_with(folder, earlier.pid)
+            async with stage.broker(settings_for(model.url), always).running() as former:
+                old = await former.lease(session("s-1"), HOLDER, "anthropic", await row_of(stage))
+            async with stage.broker(settings, always).running() as broker:
+                before = await answered(old, SEARCH)
+                new: m.KeyGrant | str = ""
+                try:
+                    new = await broker.lease(session("s-2"), HOLDER, "anthropic", await row_of(stage))
+                except HutchError as error:
+                    new = error.reason.word
+                await booked(stage, 1)
+                await broker.end_turn("s-1")
+                later = await broker.lease(session("s-2"), HOLDER, "anthropic", await row_of(stage))
+                await broker.begin_turn("s-1")
+                after = [await answered(grant, SEARCH) for grant in (old, later)]
+                replaced = earlier.poll() is not None
+                await broker.revoke_executor("x-1")
+                end(earlier.pid)
+
+    assert before == 200
+    assert (new == "agent_unavailable", replaced) == (network != "full", network != "full")
+    assert after == ([200, 200] if network == "full" else [403, 403])
 
 
 async def linked_with(folder: Path, pid: int) -> None:

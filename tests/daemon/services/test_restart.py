@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,8 @@ import anyio
 import pytest
 
 from hutch_daemon.environments.port import Launched
-from hutch_daemon.settings import ExecutorSettings
+from hutch_daemon.environments.sandbox_probe import SandboxProbe
+from hutch_daemon.settings import ExecutorSettings, SandboxSettings
 from hutch_daemon.store import executors, turns
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
@@ -51,6 +53,28 @@ async def test_a_running_turn_survives_the_restart(stage: Stage) -> None:
         assert await stage.kinds(session) == ["turn_started", "text", "turn_ended"]
         assert len(stage.host.played) == 1
         assert [one.adopted for one in status.executors] == [True]
+
+
+async def test_an_executors_network_is_that_of_its_preparation(stage: Stage) -> None:
+    """Neither new settings nor a restart of hutchd change it."""
+    stage.host.play = never_end
+    stage.host.sandbox_of_all = SandboxProbe(sys.executable, "bubblewrap")
+    stage.settings = settings(sandbox=SandboxSettings(network="broker-only"))
+    async with stage.hutchd():
+        executor = await stage.running(await stage.submit(await stage.open()))
+        await executor.get_key()
+        stage.settings = settings(sandbox=SandboxSettings(network="full"))
+        await executor.get_key()
+    async with stage.hutchd():
+        await executor.dial()
+        await executor.get_key()
+        other = await stage.running(await stage.submit(await stage.open()))
+        await other.get_key()
+    async with stage.hutchd():
+        await other.dial()
+        await other.get_key()
+
+    assert stage.networks == ["broker-only"] * 3 + ["full"] * 2
 
 
 async def test_a_turn_that_ended_while_hutchd_was_down_gets_its_state(stage: Stage) -> None:
