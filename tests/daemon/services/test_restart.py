@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ import anyio
 import pytest
 
 from hutch_daemon.environments.port import Launched
-from hutch_daemon.environments.sandbox_probe import SandboxProbe
+from hutch_daemon.environments.sandbox_probe import KindTrial, SandboxProbe
 from hutch_daemon.settings import ExecutorSettings, SandboxSettings
 from hutch_daemon.store import executors, turns
 from hutch_shared import messages as m
@@ -58,7 +57,7 @@ async def test_a_running_turn_survives_the_restart(stage: Stage) -> None:
 async def test_an_executors_network_is_that_of_its_preparation(stage: Stage) -> None:
     """Neither new settings nor a restart of hutchd change it."""
     stage.host.play = never_end
-    stage.host.sandbox_of_all = SandboxProbe(sys.executable, "bubblewrap")
+    stage.host.sandbox_of_all = SandboxProbe(landlock=KindTrial("landlock", abi=7))
     stage.settings = settings(sandbox=SandboxSettings(network="broker-only"))
     async with stage.hutchd():
         executor = await stage.running(await stage.submit(await stage.open()))
