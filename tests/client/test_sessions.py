@@ -256,6 +256,34 @@ def test_inspect_shows_the_isolation_and_the_needs_of_a_higher_level(daemon: Fak
 
 
 @pytest.mark.parametrize(
+    ("kind", "left", "shown"),
+    [
+        ("bubblewrap", ("loopback",), ["sandbox              bubblewrap", "remains open         loopback"]),
+        (
+            "landlock",
+            ("see-processes", "loopback"),
+            ["sandbox              landlock", "remains open         see-processes, loopback"],
+        ),
+        (None, ("a", "b"), ["sandbox              none: 2 of the attacks in docs/security.md are open"]),
+        (None, (), []),
+    ],
+    ids=["bubblewrap", "landlock", "none", "an earlier hutchd"],
+)
+def test_inspect_shows_what_the_sandbox_leaves_open(
+    daemon: FakeDaemon, hutch: Hutch, kind: m.SandboxKind | None, left: tuple[str, ...], shown: list[str]
+) -> None:
+    """The session's row of the table of attacks; as JSON too, with all names."""
+    daemon.answers["list_turns"] = m.Turns(())
+    isolation = m.Isolation("reduced", "why", sandbox=kind, open=left)
+    daemon.answers["get_session"] = msgspec.structs.replace(SESSION, isolation=isolation)
+
+    out, told = hutch("inspect", "fix")[1], hutch("inspect", "fix", "-o", "json")[1]
+
+    assert [line for line in out.splitlines() if line.startswith(("sandbox ", "remains open "))] == shown
+    assert msgspec.convert(json.loads(told)["isolation"], m.Isolation) == isolation
+
+
+@pytest.mark.parametrize(
     ("state", "said"),
     [("closed", "fix is closed, so no turn of it runs."), ("open", "fix is idle: there is no turn to stop.")],
 )

@@ -86,7 +86,7 @@ async def test_from_nothing_to_the_first_turn(made: World, model: Model, way: st
     assert {f"ok  account {name}" for name in PEOPLE} <= {*lines}
     dialled = "sudo -n -- /opt/hutch/bin/hutch-launcher" if way == "sudo" else "/run/hutch-launcher/launcher.sock"
     assert f"ok  launcher: {dialled}" in lines
-    assert [line for line in lines if line.startswith("ok  isolation strict: a sandbox for agents: ")]
+    assert [line for line in lines if line.startswith("ok  sandbox by bubblewrap: ")]
     assert [line for line in lines if line.startswith("!!")] == []
 
 

@@ -21,6 +21,7 @@ from hutch_daemon.doctor.delegate import ask_as
 from hutch_daemon.doctor.finding import Finding
 from hutch_daemon.doctor.launcher import LauncherConfig, examine_launcher, examine_socket, hutchd_account, read_config
 from hutch_daemon.doctor.record import examine_record
+from hutch_daemon.doctor.sandboxes import examine_sandboxes, try_as_caller
 from hutch_daemon.doctor.space import examine_space
 from hutch_daemon.doctor.sudo import examine_sudo
 from hutch_daemon.environments.accounts import account_of
@@ -48,6 +49,7 @@ def examine(paths: Paths, account: str | None = None) -> Iterator[Finding]:
         yield from examine_record(paths, settings)
         own = account_of(os.geteuid(), home=os.environ.get("HOME", "/"))
         yield from examine_space(own.name, own.home, paths.state / "spool" / "agents")
+        yield from examine_sandboxes(settings, paths, own.name, try_as_caller)
         return
     config, findings = read_config()
     yield from findings

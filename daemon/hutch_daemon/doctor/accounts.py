@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import grp
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -21,10 +20,10 @@ import msgspec
 from hutch_daemon.doctor.delegate import run_as
 from hutch_daemon.doctor.finding import Finding
 from hutch_daemon.doctor.launcher import LauncherConfig
+from hutch_daemon.doctor.sandboxes import examine_sandboxes, try_as_caller
 from hutch_daemon.doctor.space import examine_space
 from hutch_daemon.settings import Settings
 from hutch_shared import __file__ as shared_file
-from hutch_shared import messages as m
 from hutch_shared.paths import LAUNCHER_CONFIG, Paths
 from hutch_shared.reach import PathReader, closed, members
 
@@ -42,15 +41,6 @@ _NO_SHELLS: Final = ("nologin", "false", "sync", "halt", "shutdown")
 _DAY: Final = 86_400
 CLOSED: Final = "hutch-python"
 """The name of a copy of Python that accounts may execute but not read, so that they cannot trace its processes."""
-_APPARMOR: Final = (
-    "give bubblewrap a profile with `userns,` in it (/etc/apparmor.d/bwrap), or sysctl -w"
-    " kernel.apparmor_restrict_unprivileged_userns=0"
-)
-_KERNEL: Final = (
-    ("user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=15000"),
-    ("kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
-    ("kernel/apparmor_restrict_unprivileged_userns", "1", _APPARMOR),
-)
 
 
 def examine_accounts(
@@ -89,7 +79,7 @@ def examine_accounts(
             yield from examine_space(name, who.home, Path(config.spool, str(who.uid)))
         if advice is None and not sandbox_tried:
             sandbox_tried = True
-            yield _sandbox(who, config, paths)
+            yield from _sandboxes(who, config, settings, paths)
 
 
 def _interpreter(path: Path) -> Finding:
@@ -189,40 +179,15 @@ def _code(who: PathReader, config: LauncherConfig) -> str | None:
     return f"It cannot run the executor: {why}." if why else None
 
 
-def _sandbox(who: PathReader, config: LauncherConfig, paths: Paths) -> Finding:
-    """Check whether agents can have a sandbox. That depends on the host, so trying it as one account is enough."""
-    subject = "isolation strict: a sandbox for agents"
-    program = shutil.which("bwrap", path=config.path)
-    if program is None:
-        install = "apt-get install bubblewrap" if shutil.which("apt-get") else "install the package bubblewrap"
-        return Finding(subject, f"bubblewrap (bwrap) is not installed; without it no session is strict: {install}")
+def _sandboxes(who: PathReader, config: LauncherConfig, settings: Settings, paths: Paths) -> Iterator[Finding]:
+    """Try the sandboxes of agents. They depend on the host, so trying them as one account is enough."""
     if os.geteuid() != 0:
-        if found := _kernel():
-            return Finding(subject, found)
-        return Finding(f"{subject}: {program} is installed; not tried: only root can try it as another account")
-    spec = m.SandboxSpec(program, (str(paths.state), str(paths.runtime)), ())
+        untried = "not tried: only root can try it as another account"
+        yield from examine_sandboxes(settings, paths, "you", try_as_caller, path=config.path, untried=untried)
+        return
     command = (config.interpreter, "-P", "-s", "-m", "hutch_executor.sandbox", "--no-new-privileges")
-    try:
-        done = run_as(who, command, timeout=_SANDBOX, given=msgspec.json.encode(spec), path=config.path)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return Finding(subject, f"It could not be tried: {error}.")
-    try:
-        trouble = msgspec.json.decode(done.stdout, type=m.SandboxTrial).faults
-    except msgspec.DecodeError:
-        trouble = {"full": " ".join(done.stderr.decode(errors="replace").strip().splitlines()[-1:]) or "no output"}
-    if why := trouble.pop("full", ""):
-        advice = _kernel() or "In a container, /proc must not be masked, and user namespaces must be allowed."
-        return Finding(subject, f"{program} does not work as {who.name}: {why.rstrip('.')}. {advice}")
-    fewer = "".join(f'; not with [sandbox] network = "{network}": {why}' for network, why in trouble.items())
-    return Finding(f"{subject}: {program} works, tried as {who.name}{fewer}")
 
+    def try_sandbox(given: bytes) -> subprocess.CompletedProcess[bytes]:
+        return run_as(who, command, timeout=_SANDBOX, given=given, path=config.path)
 
-def _kernel() -> str | None:
-    """Return a sentence with the kernel setting that forbids user namespaces and how to change it, or None."""
-    for name, bad, way in _KERNEL:
-        try:
-            if Path("/proc/sys", name).read_text().strip() == bad:
-                return f"{name.replace('/', '.')} is {bad}, so accounts cannot make a sandbox: {way}"
-        except OSError:
-            continue
-    return None
+    yield from examine_sandboxes(settings, paths, who.name, try_sandbox, path=config.path)
