@@ -64,7 +64,8 @@ class Worker:
         """Prepare to serve. Before the last events are sent, `sweep` kills the processes that the agent left."""
         self.state: State = "idle"
         self.reporter = Reporter()
-        self.link = DaemonLink(boot, self.reporter, self._link_state, self._welcomed, runner.abilities)
+        abilities = (*runner.abilities, "landlock")  # it knows `SandboxSpec.kind`, whatever its runner
+        self.link = DaemonLink(boot, self.reporter, self._link_state, self._welcomed, abilities)
         self.boot = boot
         self.setup = Setup()
         """The account's PATH and umask, for the agent and the notify command; set when a session is opened."""
