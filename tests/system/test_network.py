@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.server
-import shutil
 import threading
 from collections.abc import AsyncIterator, Iterator
 
@@ -11,7 +10,7 @@ import pytest
 
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
-from tests.programs import bubblewrap
+from tests.programs import bubblewrap, landlock_holds, link_programs
 from tests.rehearsal import Model, Say, Steps, Use
 from tests.sampling import sample
 from tests.system.host import KEY, Host, host, settings_for
@@ -20,7 +19,7 @@ from tests.system.log import log_of
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
 ASK = (
-    "for port in %d %d; do curl -sS -m 20 http://127.0.0.1:$port/ 2>&1; echo; done;"
+    "export PATH=/usr/bin:/bin; for port in %d %d; do curl -sS -m 20 http://127.0.0.1:$port/ 2>&1; echo; done;"
     " env | grep -i _proxy= | grep -vc ^NODE"
 )
 
@@ -62,8 +61,7 @@ async def reloaded(model: Model) -> AsyncIterator[Host]:
 async def bare(model: Model, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Host]:
     """A host without bubblewrap."""
     path = tmp_path_factory.mktemp("bin")
-    for name in ("sh", "setpriv", "git"):
-        (path / name).symlink_to(str(shutil.which(name)))
+    link_programs(path)
     async with host(settings_for(model), env={"PATH": str(path)}) as made:
         yield made
 
@@ -145,15 +143,53 @@ async def test_a_script_agent_has_the_same_sandbox(
     assert int(said.text.split()[-1]) < 10
 
 
+@sample(1)
+@pytest.mark.parametrize("agent", ["claude", "script"])
+@pytest.mark.parametrize("network", ["full", "broker-only"])
+async def test_without_bubblewrap_landlock_limits_the_network(
+    bare: Host, model: Model, pages: tuple[int, int], network: str, agent: str
+) -> None:
+    """The agent reaches its model, and its commands the host's network or none."""
+    if not landlock_holds():
+        pytest.skip("kernel: it has no Landlock")
+    if agent == "claude":
+        await bare.hutch("key", "add", "anthropic", input=KEY, code=None)
+    model.key = KEY
+    await bare.reload(settings_for(model, f'[sandbox]\nmode = "require"\nkind = "any"\nnetwork = "{network}"\n'))
+    if agent == "claude":
+        session, said = await ask(bare, model, pages)
+    else:
+        line = {"tool": "Bash", "input": {"command": ASK % pages}, "run": True}
+        async with bare.client() as hutch:
+            session = await bare.script(hutch, [line], permission_mode="bypass")
+            async with log_of(hutch, session) as log:
+                await log.play(session, "go")
+                said = log.of("tool_result")[0].text
+
+    assert (session.isolation.sandbox, session.isolation.level) == ("landlock", "reduced")
+    assert session.keys == ("brokered" if agent == "claude" else "none")
+    assert {page for page in pages if f"PAGE {page}" in said} == ({*pages} if network == "full" else set())
+    assert ("loopback" in session.isolation.open) == (network == "full")
+
+
 @sample(2)
 @pytest.mark.parametrize("agent", ["claude", "script"])
 @pytest.mark.parametrize(
-    "settings", ['mode = "require"', 'network = "broker-only"', 'mode = "off"\nnetwork = "allow-list"']
+    "settings",
+    [
+        'mode = "require"',
+        'network = "allow-list"',
+        'kind = "bubblewrap"\nnetwork = "broker-only"',
+        'mode = "off"\nnetwork = "allow-list"',
+    ],
 )
 async def test_without_bubblewrap_no_session_starts_that_requires_a_sandbox(
     bare: Host, model: Model, agent: str, settings: str
 ) -> None:
-    """No session gets less isolation than required: the reason names the setting and the missing part."""
+    """No session gets less isolation than required: the reason names the setting and the missing part.
+
+    Landlock knows no allow-list.
+    """
     await bare.reload(settings_for(model, f"[sandbox]\n{settings}\n"))
     async with bare.client() as hutch:
         with pytest.raises(HutchError) as refused:
