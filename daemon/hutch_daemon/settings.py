@@ -199,7 +199,7 @@ class SandboxSettings(_Section, frozen=True, kw_only=True):
     """`[sandbox]`: the sandbox of an agent. Paths are absolute, or below the account's home with `~/`."""
 
     mode: Literal["auto", "require", "off"] = "auto"
-    """If the host allows no sandbox, `auto` runs sessions without one and reports that; `require` refuses them."""
+    """If no sandbox works here, `auto` runs sessions without one and reports that; `require` refuses them."""
     kind: Literal["any", "bubblewrap", "landlock"] | None = None
     """What may enforce the sandbox. Default: bubblewrap or, where that does not work, Landlock; with `require` only
     bubblewrap."""
