@@ -7,6 +7,7 @@ runs.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
@@ -23,6 +24,8 @@ from hutch_executor.sandbox.programs import confine_argv
 from hutch_shared.errors import HutchError, Reason
 
 __all__ = ["Enforced", "abi_of", "command_filter", "enforce"]
+
+_log: Final = logging.getLogger(__name__)
 
 _CHECK: Final = """
 refuse() { printf 'hutch: this command was not run: %s.\\n' "$1" >&2; exit 126; }
@@ -143,6 +146,7 @@ def _enforce_landlock(
         raise _unavailable('Landlock cannot limit the network to an allow-list; use network = "broker-only"')
     network = plan.network == "full"
     rules = [*seccomp.agent_rules(network=network), *seccomp.landlock_rules()]
+    rules += seccomp.file_rules(truncates=landlock.truncates(abi))
     rules += [] if sockets else seccomp.command_rules()
     rules += seccomp.watch_rules((*WATCHED, *(TRUNCATE if landlock.truncates(abi) else ())))
     ruleset = landlock.make_ruleset(landlock.rules_for(plan.places), network=network, abi=abi)
@@ -197,7 +201,11 @@ class _Supervisor:
                 data, passed, _, _ = socket.recv_fds(self._ours, 1, 1)
                 if not data:
                     return
-                self._serving += [ModeChanges(listener, self._writable) for listener in passed]
+                for listener in passed:
+                    try:
+                        self._serving.append(ModeChanges(listener, self._writable))
+                    except (OSError, RuntimeError) as error:  # the listener is closed: the command's calls fail
+                        _log.warning("a command can change no mode or owner: %s", error)
 
 
 def _unavailable(why: str) -> HutchError:

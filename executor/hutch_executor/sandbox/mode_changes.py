@@ -150,7 +150,7 @@ class ModeChanges:
 
     def _hold(self, path: str) -> _Writable | None:
         try:
-            held = os.open(path, _HOLD)
+            held = os.open(path, _HOLD | os.O_NOFOLLOW)  # as the rule for Landlock is made
         except (FileNotFoundError, NotADirectoryError):
             return None
         self._descriptors.append(held)

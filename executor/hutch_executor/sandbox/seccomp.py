@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import stat
 import struct
 import sys
 import termios
@@ -28,6 +29,7 @@ __all__ = [
     "agent_rules",
     "assemble",
     "command_rules",
+    "file_rules",
     "landlock_rules",
     "native_abi",
     "table_abi",
@@ -68,11 +70,18 @@ _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
 _SOCK_DGRAM, _SOCK_TYPE_MASK = 2, 0xF
 _TIOCLINUX: Final = 0x541C
 """Pastes into a virtual console; like TIOCSTI it writes into a terminal as if its user had typed."""
+_CHANGING: Final = (0x4008_6602, 0x4008_7602, 0x401C_5820, 0x4080_6685, 0x800C_6613)
+"""FS_IOC_SETFLAGS, _SETVERSION, _FSSETXATTR, _ENABLE_VERITY, _SET_ENCRYPTION_POLICY: a file's owner may change these by
+a descriptor that only reads."""
+_SET_ID: Final = (stat.S_ISUID, stat.S_ISGID, stat.S_ISUID | stat.S_ISGID)
+_CREATES: Final = os.O_CREAT | 0o20000000
+"""O_CREAT, O_TMPFILE: the call has a mode."""
 
 _COMMON: Final = {
     "io_uring_setup": 425,
     "io_uring_enter": 426,
     "io_uring_register": 427,
+    "openat2": 437,
     "pidfd_getfd": 438,
     "fchmodat2": 452,
     "setxattrat": 463,
@@ -81,16 +90,19 @@ _COMMON: Final = {
 }
 """Calls that came after the numbers were made the same on every architecture."""
 _ON_X86_64: Final = {
+    "open": 2,
     "ioctl": 16,
     "socket": 41,
     "socketpair": 53,
     "truncate": 76,
+    "creat": 85,
     "chmod": 90,
     "fchmod": 91,
     "chown": 92,
     "fchown": 93,
     "lchown": 94,
     "ptrace": 101,
+    "mknod": 133,
     "setxattr": 188,
     "lsetxattr": 189,
     "fsetxattr": 190,
@@ -100,6 +112,8 @@ _ON_X86_64: Final = {
     "add_key": 248,
     "request_key": 249,
     "keyctl": 250,
+    "openat": 257,
+    "mknodat": 259,
     "fchownat": 260,
     "fchmodat": 268,
     "process_vm_readv": 310,
@@ -114,11 +128,13 @@ _ON_ARM64: Final = {
     "lremovexattr": 15,
     "fremovexattr": 16,
     "ioctl": 29,
+    "mknodat": 33,
     "truncate": 45,
     "fchmod": 52,
     "fchmodat": 53,
     "fchownat": 54,
     "fchown": 55,
+    "openat": 56,
     "ptrace": 117,
     "socket": 198,
     "socketpair": 199,
@@ -199,6 +215,23 @@ def command_rules() -> tuple[Rule, ...]:
     )
 
 
+def file_rules(*, truncates: bool) -> tuple[Rule, ...]:
+    """Return the rules for what opening and creating files can do that Landlock does not cover.
+
+    No new file is set-user-id or set-group-id: its owner's rights would leave the sandbox with it. No descriptor that
+    only reads changes a file; nor, with `truncates`, does opening one: O_TRUNC alone needs no right before ABI 3.
+    The arguments of `openat2` are in memory: programs take its absence for an older kernel.
+    """
+    rules = [Rule("openat2", _deny(errno.ENOSYS)), Rule("ioctl", _deny(errno.EOPNOTSUPP), 1, _CHANGING)]
+    for call, flags in (("open", 1), ("openat", 2)):
+        if truncates:
+            without_writing = (os.O_TRUNC, os.O_TRUNC | os.O_ACCMODE)
+            rules.append(Rule(call, _deny(errno.EACCES), flags, without_writing, mask=os.O_TRUNC | os.O_ACCMODE))
+        rules.append(Rule(call, _ALLOW, flags, (0,), mask=_CREATES))
+        rules.append(_deny_set_id(call, flags + 1))
+    return (*rules, _deny_set_id("creat", 1), _deny_set_id("mknod", 1), _deny_set_id("mknodat", 2))
+
+
 def watch_rules(calls: Iterable[str]) -> tuple[Rule, ...]:
     """Return the rules that send these calls to a supervisor, which performs or refuses each."""
     return tuple(Rule(call, _NOTIFY) for call in calls)
@@ -236,6 +269,10 @@ def _judge(rule: Rule) -> list[tuple[int, int, int, int]]:
 
 def _deny(number: int) -> int:
     return _ERRNO | number
+
+
+def _deny_set_id(call: str, mode: int) -> Rule:
+    return Rule(call, _deny(errno.EPERM), mode, _SET_ID, mask=stat.S_ISUID | stat.S_ISGID)
 
 
 def _deny_all(number: int, *calls: str) -> tuple[Rule, ...]:
