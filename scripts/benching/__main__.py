@@ -10,7 +10,7 @@ import anyio
 
 from scripts.benching.measure import EFFORTS, Effort, say_line
 
-BENCHES = ("rpc", "floods", "relay", "prompt", "stream", "memory", "ps", "judge", "broker", "accounts")
+BENCHES = ("rpc", "floods", "relay", "prompt", "stream", "memory", "ps", "judge", "broker", "accounts", "sandbox")
 
 
 async def run(names: list[str], effort: Effort, stalled: bool) -> None:

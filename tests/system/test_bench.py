@@ -14,7 +14,18 @@ from tests.sampling import sample
 
 pytestmark = pytest.mark.system
 
-CASES = {"rpc": 8, "floods": 3, "relay": 18, "prompt": 3, "stream": 2, "memory": 4, "ps": 2, "judge": 2, "broker": 7}
+CASES = {
+    "rpc": 8,
+    "floods": 3,
+    "relay": 18,
+    "prompt": 3,
+    "stream": 2,
+    "memory": 4,
+    "ps": 2,
+    "judge": 2,
+    "broker": 7,
+    "sandbox": 4,
+}
 
 
 @sample(1)

@@ -163,7 +163,7 @@ class SessionSandbox:
         variables = {"HOME": home, "TMPDIR": temporary, "TMPPREFIX": f"{temporary}/zsh"}  # zsh's own name for it
         if path:
             folders = [one for one in path.split(":") if _is_in(os.path.realpath(one), shown)]
-            variables["PATH"] = ":".join(folders)
+            variables["PATH"] = ":".join(folders) or os.defpath
         if closes:
             variables |= {CONFINE: shlex.join(confine_argv(command_filter()))}
         return variables
