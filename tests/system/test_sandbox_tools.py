@@ -49,8 +49,8 @@ TOOLS = {
     "venv": (f"{_PYTHON} -m venv --without-pip v && v/bin/python -c 'print(6 * 7)'", "42"),
     "npm": (
         (
-            'mkdir n && cd n && printf \'{"name":"n","version":"1.0.0","scripts":{"t":"node -p 6*7"}}\' > package.json &&'
-            " npm pack --silent && npm install --silent --no-audit --no-fund ./n-1.0.0.tgz; npm run -s t"
+            'mkdir n && cd n && printf \'{"name":"n","version":"1.0.0","scripts":{"t":"node -p 6*7"}}\' > package.json'
+            " && npm pack --silent && npm install --silent --no-audit --no-fund ./n-1.0.0.tgz; npm run -s t"
         ),
         "42",
     ),
