@@ -339,6 +339,20 @@ def test_a_probe_starts_the_sandbox(place: Place) -> None:
     assert "No such file" in probe_sandbox(m.SandboxSpec("/nowhere/bwrap", hide), str(place.home))
 
 
+def test_a_place_behind_a_link_that_an_agent_could_have_made_is_left_out(place: Place) -> None:
+    """The next sandbox would show, or let change, whatever an agent put in its place."""
+    cache, ssh, data = place.project / "cache", place.home / ".ssh", place.root / "data"
+    data.mkdir()
+    ssh.mkdir(exist_ok=True)
+    cache.symlink_to(ssh)
+    (place.home / "usual").symlink_to(data)
+    spec = m.SandboxSpec(place.program, write=(str(cache), str(place.home / "usual")), show=(str(cache / "."),))
+    places = plan_sandbox(spec, str(place.project), str(place.home)).places
+
+    assert places[str(data)] == "write"
+    assert places.get(str(ssh)) in (None, "hidden")
+
+
 def test_a_shared_network_is_noticed(place: Place) -> None:
     """A bubblewrap that ignores `--unshare-net` is an example."""
     careless = place.root / "careless"

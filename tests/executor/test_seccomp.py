@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from hutch_executor.sandbox.seccomp import (
     assemble,
     command_rules,
     landlock_rules,
+    mode_rules,
     native_abi,
     table_abi,
     watch_rules,
@@ -28,10 +30,13 @@ from hutch_executor.sandbox.seccomp import (
 
 MACHINES = ("x86_64", "aarch64")
 CALLS = sorted(
-    {rule.call for rule in (*agent_rules(), *landlock_rules(), *command_rules())}
+    {rule.call for rule in (*agent_rules(), *landlock_rules(), *command_rules(), *mode_rules())}
     | {"chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "fchownat", "lchown", "truncate"}
 )
-ONLY_ELSEWHERE = {"x86_64": {"socketcall"}, "aarch64": {"socketcall", "chmod", "chown", "lchown"}}
+ONLY_ELSEWHERE = {
+    "x86_64": {"socketcall", "ipc"},
+    "aarch64": {"socketcall", "ipc", "chmod", "chown", "lchown", "open", "creat", "mknod"},
+}
 ALLOWED = "allowed"
 ATTEMPTS = """
 import ctypes, errno, json, os, socket, sys
@@ -190,6 +195,23 @@ def test_a_command_gets_no_unix_socket_but_connected_pairs(machine: str) -> None
         "EPERM",
         "EPERM",
     ]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_no_file_becomes_set_user_id(machine: str) -> None:
+    """Neither a new nor an existing one; a call that creates nothing may have anything in the mode's place."""
+    created = os.O_CREAT | os.O_WRONLY
+
+    def outcome(call: str, *arguments: int) -> str:
+        return judged(mode_rules(), machine, call, *arguments)
+
+    assert [outcome("fchmodat", 0, 0, mode) for mode in (0o4755, 0o6755, 0o2775, 0o755)] == ["EPERM"] * 2 + [
+        ALLOWED
+    ] * 2
+    assert [outcome("openat", 0, 0, created, mode) for mode in (0o4755, 0o644)] == ["EPERM", ALLOWED]
+    assert outcome("openat", 0, 0, os.O_RDONLY, 0o4755) == ALLOWED
+    assert outcome("mknodat", 0, 0, 0o104755) == "EPERM"
+    assert outcome("openat2") == "ENOSYS"
 
 
 @pytest.mark.parametrize("machine", MACHINES)

@@ -128,6 +128,8 @@ def find_fault() -> str:
 def main(arguments: list[str]) -> None:
     """Confine this process and become the command; see above."""
     ruleset, instructions, supervisor, *command = arguments
+    if supervisor != "-":
+        import _socket  # from a file that Landlock may not show
     try:
         drop_privileges()
         if ruleset != "-":
@@ -135,7 +137,10 @@ def main(arguments: list[str]) -> None:
             os.close(int(ruleset))
         listener = install_filter(bytes.fromhex(instructions), supervised=supervisor != "-")
         if listener is not None:
-            _pass_on(listener, int(supervisor))
+            connection = _socket.socket(fileno=int(supervisor))
+            connection.sendmsg([b"\n"], [(_SOL_SOCKET, _SCM_RIGHTS, listener.to_bytes(4, sys.byteorder))])
+            connection.close()
+            os.close(listener)
         fault = find_fault()
     except (OSError, ValueError) as error:
         fault = getattr(error, "strerror", None) or str(error)
@@ -147,16 +152,6 @@ def main(arguments: list[str]) -> None:
         os.execvp(command[0], command)  # noqa: S606 -- the command may well be a shell
     except OSError as error:
         _refuse(f"{command[0]} cannot be started: {error.strerror}")
-
-
-def _pass_on(listener: int, supervisor: int) -> None:
-    import _socket
-
-    with_listener = [(_SOL_SOCKET, _SCM_RIGHTS, listener.to_bytes(4, sys.byteorder))]
-    connection = _socket.socket(fileno=supervisor)
-    connection.sendmsg([b"\n"], with_listener)
-    connection.close()
-    os.close(listener)
 
 
 def _refuse(why: str) -> None:

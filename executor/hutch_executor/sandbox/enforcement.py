@@ -123,7 +123,7 @@ def enforce(plan: SandboxPlan, *, sockets: bool, abi: int | None = None) -> Enfo
     try:
         if plan.kind == "bubblewrap":
             filter_file = os.memfd_create("hutch-seccomp", os.MFD_CLOEXEC)
-            os.write(filter_file, seccomp.assemble(seccomp.agent_rules(), known))
+            os.write(filter_file, seccomp.assemble((*seccomp.agent_rules(), *seccomp.mode_rules()), known))
             return Enforced((*plan.argv(filter_file), *check), plan.cwd, (filter_file,), rewind=filter_file)
         return _enforce_landlock(plan, known, check, sockets=sockets, abi=abi_of() if abi is None else abi)
     except OSError as error:

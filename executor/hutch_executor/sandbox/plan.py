@@ -23,7 +23,7 @@ Always true of a program inside bubblewrap (`landlock` says what holds there):
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -99,14 +99,16 @@ def plan_sandbox(
 ) -> SandboxPlan:
     """Plan a sandbox whose commands run in `cwd`. Looks at the file system.
 
-    `show` and `write` add to those of `spec`; `sockets` are directories that are shown even inside hidden places. Paths
-    that do not exist are left out. `environ` gives the XDG variables. `isolation_unavailable` if no sandbox is
+    `show` and `write` add to those of `spec`; `sockets` are directories that are shown even inside hidden places.
+    `taken` are paths at which nothing can be made inside. `environ` gives the XDG variables. Left out are paths that do
+    not exist, and paths through a link that an agent could have made. `isolation_unavailable` if no sandbox is
     possible: `cwd` is or contains the home or a place of the system, or lies in a hidden place.
-    `taken` are paths at which nothing can be made inside.
     """
     _require_fit(os.path.realpath(cwd), home, spec.hide)
     show, write, sockets = (*spec.show, *show), (*spec.write, *write, cwd), tuple(sockets)
-    places, tools = _shown_places(spec, home, show, environ)
+    writable = [os.path.realpath(path) for path in write]
+    show, write = _fixed(show, writable), _fixed(write, writable)
+    places, tools = _shown_places(spec, home, show, writable, environ)
     places |= _existing(write, "write")
     places |= _existing(spec.hide, "hidden")
     places |= _existing(sockets, "read")  # an agent can connect there, but cannot add a socket
@@ -131,7 +133,7 @@ def _require_fit(cwd: str, home: str, hidden: Iterable[str]) -> None:
 
 
 def _shown_places(
-    spec: m.SandboxSpec, home: str, show: Iterable[str], environ: Mapping[str, str]
+    spec: m.SandboxSpec, home: str, show: Iterable[str], writable: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[dict[str, Access], list[str]]:
     """Return all places but the writable ones and `spec.hide`; and the paths of the tools before links are resolved."""
 
@@ -143,7 +145,7 @@ def _shown_places(
     if resolver.startswith("/run/"):
         places[resolver] = "read"
     places[os.path.realpath(home)] = "read" if spec.home == "read_only" and os.path.isdir(home) else "private"
-    tools = below(TOOLS) if spec.home == "tools" else []
+    tools = _fixed(below(TOOLS), writable) if spec.home == "tools" else []
     places |= _existing(tools, "read")
     if spec.home != "hidden":
         places |= _existing(filter(holds_key, below(TYPED_SECRETS)), "hidden")
@@ -155,6 +157,15 @@ def _shown_places(
         places["/proc/sys"] = "read"  # uid 0 could change the host's kernel settings there
     places["/dev"], places["/proc"] = "devices", "processes"
     return places, tools
+
+
+def _fixed(paths: Iterable[str], writable: Sequence[str]) -> list[str]:
+    """Return the paths whose links, if any, lie outside writable places: an agent cannot lead them elsewhere."""
+
+    def is_writable(link: str) -> bool:
+        return any(Path(link).is_relative_to(place) for place in writable)
+
+    return [path for path in paths if not any(map(is_writable, _links((path,))))]
 
 
 def _existing(paths: Iterable[str], access: Access) -> dict[str, Access]:

@@ -31,6 +31,7 @@ __all__ = [
     "command_rules",
     "file_rules",
     "landlock_rules",
+    "mode_rules",
     "native_abi",
     "table_abi",
     "unavailable",
@@ -73,9 +74,20 @@ _TIOCLINUX: Final = 0x541C
 _CHANGING: Final = (0x4008_6602, 0x4008_7602, 0x401C_5820, 0x4080_6685, 0x800C_6613)
 """FS_IOC_SETFLAGS, _SETVERSION, _FSSETXATTR, _ENABLE_VERITY, _SET_ENCRYPTION_POLICY: a file's owner may change these by
 a descriptor that only reads."""
+_SET_USER_ID: Final = (stat.S_ISUID,)
 _SET_ID: Final = (stat.S_ISUID, stat.S_ISGID, stat.S_ISUID | stat.S_ISGID)
+_CHMOD: Final = (("chmod", 1), ("fchmod", 1), ("fchmodat", 2), ("fchmodat2", 2))
+"""The calls that change a mode, and which argument it is."""
+_SHARED_MEMORY: Final = (
+    *("ipc", "shmget", "shmat", "shmctl", "semget", "semop", "semtimedop", "semctl"),
+    *("msgget", "msgsnd", "msgrcv", "msgctl", "mq_open", "mq_unlink"),
+)
+"""System V memory, semaphores and queues, and POSIX queues: each process of the account can reach all of them by name.
+`ipc` does the same on some architectures."""
 _CREATES: Final = os.O_CREAT | 0o20000000
 """O_CREAT, O_TMPFILE: the call has a mode."""
+_OPEN: Final = (("open", 1), ("openat", 2))
+"""The calls that open a file, and which argument is their flags; the mode comes next."""
 
 _COMMON: Final = {
     "io_uring_setup": 425,
@@ -92,8 +104,18 @@ _COMMON: Final = {
 _ON_X86_64: Final = {
     "open": 2,
     "ioctl": 16,
+    "shmget": 29,
+    "shmat": 30,
+    "shmctl": 31,
     "socket": 41,
     "socketpair": 53,
+    "semget": 64,
+    "semop": 65,
+    "semctl": 66,
+    "msgget": 68,
+    "msgsnd": 69,
+    "msgrcv": 70,
+    "msgctl": 71,
     "truncate": 76,
     "creat": 85,
     "chmod": 90,
@@ -109,6 +131,9 @@ _ON_X86_64: Final = {
     "removexattr": 197,
     "lremovexattr": 198,
     "fremovexattr": 199,
+    "semtimedop": 220,
+    "mq_open": 240,
+    "mq_unlink": 241,
     "add_key": 248,
     "request_key": 249,
     "keyctl": 250,
@@ -136,6 +161,19 @@ _ON_ARM64: Final = {
     "fchown": 55,
     "openat": 56,
     "ptrace": 117,
+    "mq_open": 180,
+    "mq_unlink": 181,
+    "msgget": 186,
+    "msgctl": 187,
+    "msgrcv": 188,
+    "msgsnd": 189,
+    "semget": 190,
+    "semctl": 191,
+    "semtimedop": 192,
+    "semop": 193,
+    "shmget": 194,
+    "shmctl": 195,
+    "shmat": 196,
     "socket": 198,
     "socketpair": 199,
     "add_key": 217,
@@ -198,6 +236,7 @@ def landlock_rules() -> tuple[Rule, ...]:
     inside may control or look into another process. A POSIX ACL is an extended attribute.
     """
     return (
+        *_deny_all(errno.ENOSYS, *_SHARED_MEMORY),
         *_deny_all(errno.EPERM, "ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd", "file_setattr"),
         *_deny_all(errno.EOPNOTSUPP, "setxattr", "lsetxattr", "fsetxattr", "setxattrat"),
         *_deny_all(errno.EOPNOTSUPP, "removexattr", "lremovexattr", "fremovexattr", "removexattrat"),
@@ -215,21 +254,30 @@ def command_rules() -> tuple[Rule, ...]:
     )
 
 
+def mode_rules() -> tuple[Rule, ...]:
+    """Return the rules in bubblewrap: no file becomes set-user-id, or whoever ran it would be the account outside.
+
+    Set-group-id stays possible, since it is usual on shared folders.
+    """
+    return (*_creating(_SET_USER_ID), *(_deny_modes(call, mode, _SET_USER_ID) for call, mode in _CHMOD))
+
+
 def file_rules(*, truncates: bool) -> tuple[Rule, ...]:
     """Return the rules for what opening and creating files can do that Landlock does not cover.
 
     No new file is set-user-id or set-group-id: its owner's rights would leave the sandbox with it. No descriptor that
     only reads changes a file; nor, with `truncates`, does opening one: O_TRUNC alone needs no right before ABI 3.
-    The arguments of `openat2` are in memory: programs take its absence for an older kernel.
     """
-    rules = [Rule("openat2", _deny(errno.ENOSYS)), Rule("ioctl", _deny(errno.EOPNOTSUPP), 1, _CHANGING)]
-    for call, flags in (("open", 1), ("openat", 2)):
-        if truncates:
-            without_writing = (os.O_TRUNC, os.O_TRUNC | os.O_ACCMODE)
-            rules.append(Rule(call, _deny(errno.EACCES), flags, without_writing, mask=os.O_TRUNC | os.O_ACCMODE))
-        rules.append(Rule(call, _ALLOW, flags, (0,), mask=_CREATES))
-        rules.append(_deny_set_id(call, flags + 1))
-    return (*rules, _deny_set_id("creat", 1), _deny_set_id("mknod", 1), _deny_set_id("mknodat", 2))
+    cuts = (os.O_TRUNC, os.O_TRUNC | os.O_ACCMODE)
+    return (
+        Rule("ioctl", _deny(errno.EOPNOTSUPP), 1, _CHANGING),
+        *(
+            Rule(call, _deny(errno.EACCES), flags, cuts, mask=os.O_TRUNC | os.O_ACCMODE)
+            for call, flags in _OPEN
+            if truncates
+        ),
+        *_creating(_SET_ID),
+    )
 
 
 def watch_rules(calls: Iterable[str]) -> tuple[Rule, ...]:
@@ -271,8 +319,25 @@ def _deny(number: int) -> int:
     return _ERRNO | number
 
 
-def _deny_set_id(call: str, mode: int) -> Rule:
-    return Rule(call, _deny(errno.EPERM), mode, _SET_ID, mask=stat.S_ISUID | stat.S_ISGID)
+def _creating(bits: Sequence[int]) -> tuple[Rule, ...]:
+    """Return the rules that refuse these bits of a new file's mode. Later rules for opening calls do not count.
+
+    The arguments of `openat2` are in memory: programs take its absence for an older kernel. A call that creates nothing
+    has no mode, so its argument is ignored.
+    """
+    return (
+        Rule("openat2", _deny(errno.ENOSYS)),
+        *(_deny_modes(call, mode, bits) for call, mode in (("creat", 1), ("mknod", 1), ("mknodat", 2))),
+        *(Rule(call, _ALLOW, flags, (0,), mask=_CREATES) for call, flags in _OPEN),
+        *(_deny_modes(call, flags + 1, bits) for call, flags in _OPEN),
+    )
+
+
+def _deny_modes(call: str, mode: int, bits: Sequence[int]) -> Rule:
+    mask = 0
+    for bit in bits:
+        mask |= bit
+    return Rule(call, _deny(errno.EPERM), mode, bits, mask=mask)
 
 
 def _deny_all(number: int, *calls: str) -> tuple[Rule, ...]:
