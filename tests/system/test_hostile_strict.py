@@ -15,7 +15,7 @@ from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import TurnEnded
 from tests.accounts import Account, processes_of
-from tests.programs import bubblewrap, link_programs
+from tests.programs import bubblewrap, landlock_holds, link_programs
 from tests.rehearsal import Model, Say, Step, Steps, Use, anything, serve
 from tests.sampling import sample
 from tests.system.host import KEY, settings_for
@@ -156,6 +156,27 @@ async def test_a_session_is_refused_before_anything_starts(stage: Stage, agent: 
     assert weaker.isolation.level == "account"
     assert said.code != 0
     assert "strict" in said.err
+
+
+async def test_without_bubblewrap_another_account_has_landlock(stage: Stage) -> None:
+    """Its level is `account`, never `strict`; with bubblewrap back, the next start of its agent is `strict`."""
+    if not landlock_holds():
+        pytest.skip("kernel: it has no Landlock")
+    stage.take_away()
+    async with stage.host.client(stage.alice) as hutch:
+        session = await stage.open(hutch, "claude", "locked", None)
+        end = await stage.play(hutch, session, "first")
+        locked, ran_then = await hutch.get_session(session.id), ran(session)
+        stage.give()
+        await stage.let_go(hutch, session)
+        again = await stage.play(hutch, session, "again")
+        later = await hutch.get_session(session.id)
+        await hutch.close_session(session.id, force=True)
+
+    assert (end.state, again.state, ran_then) == ("completed", "completed", True), (end, again)
+    assert (locked.isolation.sandbox, locked.isolation.level, locked.keys) == ("landlock", "account", "brokered")
+    assert "bubblewrap would add" in locked.isolation.missing
+    assert (later.isolation.sandbox, later.isolation.level) == ("bubblewrap", "strict")
 
 
 @pytest.mark.parametrize("agent", AGENTS)

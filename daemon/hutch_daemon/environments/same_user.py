@@ -81,10 +81,11 @@ class SameUser(Local):
         """`output` is the limit of an executor's log file, in bytes; `cgroup=False` uses no cgroups.
 
         `places` are the paths that no agent may see, and those that no agent may change. `sandbox` returns the settings
-        for which `probe` tries the sandbox.
+        for which the first `probe` tries the sandbox.
         """
         super().__init__(output)
         self._sandbox = sandbox
+        self._tried = False
         self._prober = SandboxProber(places, try_here)
         self._argv = tuple(argv)
         self._root = cgroups.find_root() if cgroup else None
@@ -94,8 +95,10 @@ class SameUser(Local):
         return account.uid == os.getuid()
 
     async def probe(self) -> str:
-        """Try the sandbox if that is not done, or may have changed. There is nothing else to probe."""
-        await self._prober.probe(self._sandbox())
+        """Try the sandbox at the first call, so that no session waits for it. There is nothing else to probe."""
+        if not self._tried:
+            self._tried = True
+            await self._prober.probe(self._sandbox())
         return ""
 
     def isolation_offered(self) -> IsolationOffer:

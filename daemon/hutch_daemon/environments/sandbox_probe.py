@@ -105,13 +105,16 @@ class BubblewrapState:
 
 
 def find_bubblewrap() -> ProgramIdentity | None:
-    """Return the bubblewrap that would be used now, the first on PATH; None without one. Blocks for a moment."""
+    """Return the bubblewrap that would be used now, the first on PATH; None without one. Blocks for a moment.
+
+    One in a relative folder on PATH counts as none: it would be another one in each directory.
+    """
     path = shutil.which("bwrap")
     try:
         found = os.stat(path) if path is not None else None
     except OSError:  # it went meanwhile
         return None
-    if path is None or found is None:
+    if path is None or found is None or not os.path.isabs(path):
         return None
     file = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
     return ProgramIdentity(path, file)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections import OrderedDict
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final
 
@@ -73,8 +72,8 @@ class UnixUser(Local):
         """
         super().__init__(output)
         self._places = places
-        self._probers: OrderedDict[Account, SandboxProber] = OrderedDict()
-        """By account, the least recently used first. An account with other groups or another home is another one."""
+        self._prober = lru_cache(_ACCOUNTS)(self._make_prober)
+        """The prober of an account. An account with other groups or another home is another one."""
         self._tried = SandboxProbe(untried=_UNTRIED)
         self._spool = ""
         self._launcher = launcher
@@ -143,20 +142,15 @@ class UnixUser(Local):
 
         A slow account does not delay the others.
         """
-        prober = self._probers.get(account)
-        if prober is None:
-            run = partial(self._try_sandbox, account)
-            prober = self._probers[account] = SandboxProber(self._places, run, clock=self._clock)
-            if len(self._probers) > _ACCOUNTS:
-                self._probers.popitem(last=False)
-        self._probers.move_to_end(account)
-        self._tried = await prober.probe(settings)
-        return self._tried
+        self._tried = found = await self._prober(account).probe(settings)
+        return found
 
     def doubt_sandbox(self, account: Account, kind: m.SandboxKind, probe: SandboxProbe) -> None:
         """Let the account's next probe try a kind again; the results of other accounts are kept."""
-        if (prober := self._probers.get(account)) is not None:
-            prober.doubt(kind, probe)
+        self._prober(account).doubt(kind, probe)
+
+    def _make_prober(self, account: Account) -> SandboxProber:
+        return SandboxProber(self._places, partial(self._try_sandbox, account), clock=self._clock)
 
     def last_probe(self) -> SandboxProbe:
         """Return the result of the last trial."""

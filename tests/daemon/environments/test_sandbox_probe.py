@@ -214,6 +214,15 @@ async def test_a_bubblewrap_that_comes_first_on_the_path_is_used(host: Host, mon
     assert (spec.program, host.tried) == (str(earlier / "bwrap"), ["bubblewrap", "bubblewrap"])
 
 
+async def test_a_bubblewrap_in_a_relative_folder_is_none(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be another one in the directory of each session."""
+    monkeypatch.chdir(host.program.parent)
+    monkeypatch.setenv("PATH", ".")
+
+    assert await host.kind() is None
+    assert host.tried == ["landlock"]
+
+
 async def test_a_bubblewrap_that_is_replaced_during_its_trial_is_tried_again(host: Host) -> None:
     """One that changes each time is not used."""
     host.during = host.install
