@@ -212,10 +212,13 @@ async def test_a_live_executor_runs_nothing_without_a_sandbox(stage: Stage) -> N
         refused = await stage.play(hutch, session, "again")
         ran_then = ran(session)
         stage.give()
+        again = await stage.play(hutch, session, "again")
+        ran_after = ran(session)
         await hutch.close_session(session.id, force=True)
 
     assert first.state == "completed", first
     assert (refused.state, refused.reason, ran_then) == ("failed", "isolation_unavailable", False), refused
+    assert (again.state, ran_after) == ("completed", True), again
 
 
 async def test_a_bubblewrap_that_isolates_nothing_is_rejected(stage: Stage) -> None:

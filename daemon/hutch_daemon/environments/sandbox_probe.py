@@ -240,15 +240,13 @@ class SandboxProbe:
 
     def _more(self, settings: SandboxSettings) -> str:
         """Return a sentence about what bubblewrap would add to a sandbox by Landlock."""
-        trial = self.bubblewrap
         if "bubblewrap" not in kinds_of(settings):
-            why = 'the settings exclude it: [sandbox] kind = "landlock"'
-        elif trial is None:
-            why = self.untried
+            now = 'the settings exclude it: [sandbox] kind = "landlock"'
+        elif self.bubblewrap is None:
+            now = self.untried
         else:
-            why = trial.fault(settings.network)
-        remedy = trial.remedy if trial is not None and "bubblewrap" in kinds_of(settings) else ""
-        return f"bubblewrap would add {BUBBLEWRAP_ADDS}. Now {why}{f': {remedy}' if remedy else ''}."
+            now = ": ".join(filter(None, (self.bubblewrap.fault(settings.network), self.bubblewrap.remedy)))
+        return f"The sandbox is one of Landlock; bubblewrap would add {BUBBLEWRAP_ADDS}. Now {now}."
 
 
 def kinds_of(settings: SandboxSettings) -> tuple[m.SandboxKind, ...]:

@@ -78,6 +78,7 @@ class Executor:
         "protocol",
         "renew_at",
         "rss",
+        "sandbox_failed",
         "session",
         "since",
         "started",
@@ -124,6 +125,8 @@ class Executor:
         """True if its agent runs in a pid namespace, as bubblewrap makes one. False if this is not known."""
         self.network: m.Network | None = None
         """Its agent's network, fixed when its session is prepared. None before, and if an earlier hutchd did it."""
+        self.sandbox_failed = False
+        """True if its last turn ended since the sandbox of its session could not be made."""
         self.verified_late = False
         """True if it was quarantined and a later check found it gone."""
         self.last_seen = now

@@ -45,19 +45,19 @@ class ReportService:
         on_ended: Callable[[str], None],
         masking: Masking,
         before_end: Callable[[str, str], Awaitable[None]],
-        on_not_kept: Callable[[str], None],
+        on_end: Callable[[str, TurnEnded], None],
     ) -> None:
         """`before_end(session, turn)` is called before the end of a turn is stored; `on_ended(session)` after a commit
         that ends a turn or takes one out of the queue. Secrets are masked before the commit.
 
-        `on_not_kept(executor)` is called after a commit that ends a turn whose conversation the agent did not keep.
+        `on_end(executor, end)` is called after a commit that ends a turn as its executor reported.
         """
         self._store = store
         self._lifecycle = lifecycle
         self._on_ended = on_ended
         self._masking = masking
         self._before_end = before_end
-        self._on_not_kept = on_not_kept
+        self._on_end = on_end
 
     async def report_message(self, executor: Executor, params: m.ReportMessage) -> None:
         """Store a batch; then acknowledge all events of this executor up to the number that is durable.
@@ -144,8 +144,7 @@ class ReportService:
             return _noticed(
                 event, "ended_before", f"The executor reported the turn as {ended.state}; it had already ended."
             )
-        if not ended.conversation_kept:
-            tx.after_commit(partial(self._on_not_kept, executor))
+        tx.after_commit(partial(self._on_end, executor, ended))
         settled = turns.get(tx, turn.id)
         if settled is not None and settled.state != ended.state:  # a turn that failed during its stop counts as stopped
             corrected = msgspec.structs.replace(ended, state=settled.state)

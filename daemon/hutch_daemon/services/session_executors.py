@@ -88,6 +88,9 @@ class SessionExecutors:
             if executor.prepared and session.recap_due and not executor.has_recap:
                 await self._pool.end(executor, "its agent did not keep the conversation", grace=3.0)
                 continue
+            if executor.prepared and executor.sandbox_failed:  # the next one gets what holds now
+                await self._pool.end(executor, "the sandbox of its session does not hold any more", grace=3.0)
+                continue
             if executor.prepared:
                 return executor
             plan = await self._plan(session, executor)

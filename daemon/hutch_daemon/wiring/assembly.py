@@ -51,6 +51,8 @@ from hutch_daemon.settings import SettingsInForce
 from hutch_daemon.signals import Signal
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
+from hutch_shared.errors import Reason
+from hutch_shared.events import TurnEnded
 
 __all__ = ["KeyGranting", "Leases", "Opened", "running_services"]
 
@@ -128,11 +130,12 @@ async def running_services(opened: Opened, stop_request: StopRequest) -> AsyncIt
     lifecycle = TurnLifecycle(approvals)
     masking = Masking(known)
 
-    def conversation_not_kept(executor: str) -> None:
+    def turn_reported(executor: str, ended: TurnEnded) -> None:
         if (found := pool.roster.by_id.get(executor)) is not None:
-            found.has_recap = False
+            found.has_recap = found.has_recap and ended.conversation_kept
+            found.sandbox_failed = ended.reason == Reason.ISOLATION_UNAVAILABLE.word
 
-    reports = ReportService(store, lifecycle, tasks.wake, masking, tasks.before_end, conversation_not_kept)
+    reports = ReportService(store, lifecycle, tasks.wake, masking, tasks.before_end, turn_reported)
     spools = OrphanSpools(store, pool, reports)
     left_dirs = LeftDirs(store, pool)
     changes = ExecutorChanges(

@@ -141,7 +141,8 @@ async def test_an_agent_that_forgets_again_gets_another_recap(stage: Stage) -> N
         serving = []
         for prompt in ("apples are red", "pears are green", "what is green?"):
             await stage.ended(await stage.submit(session, prompt))
-            serving.append(stage.executor)
+            played = stage.host.played[-1][0]  # the next executor may have started already
+            serving.append(next(one for one in stage.host.started if one.spec.executor == played))
 
     recaps = [prepared(executor).recap or "" for executor in serving]
     assert [("apples" in recap, "pears" in recap) for recap in recaps] == [(False, False), (True, False), (True, True)]

@@ -12,7 +12,8 @@ from hutch_daemon.settings import SandboxSettings
 from hutch_daemon.store import sessions
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
-from tests.fakes.executors import FakeExecutor, never_end
+from hutch_shared.events import TurnEnded
+from tests.fakes.executors import FakeExecutor, never_end, say_done
 from tests.fakes.stage import Stage, settings, until
 
 PROGRAM = ProgramIdentity("/usr/bin/bwrap", (1,))
@@ -44,6 +45,26 @@ async def test_a_refused_sandbox_is_tried_again_within_the_same_prompt(stage: St
     assert (opened.isolation.sandbox, later.isolation.sandbox) == ("bubblewrap", "landlock")
     assert [one["details"] for one in said] == [{"sandbox": "landlock", "level": "reduced", "keys": "exposed"}]
     assert [None if one.prepared is None else one.exited.is_set() for one in stage.host.started] == [True, True, False]
+
+
+async def test_an_executor_whose_sandbox_failed_in_a_turn_is_replaced(stage: Stage) -> None:
+    """The agent was started again, and its sandbox could not be made: the next prompt gets what holds then."""
+    stage.host.sandbox_of_all = BOTH
+
+    async def fail(executor: FakeExecutor, prompt: m.ExecutePrompt) -> TurnEnded:
+        return TurnEnded("failed", "isolation_unavailable", "The sandbox is gone.")
+
+    async with stage.hutchd():
+        session = await stage.open(agent="claude")
+        stage.host.play = fail
+        failed = await stage.ended(await stage.submit(session))
+        first, stage.host.play, stage.host.sandbox_of_all = stage.executor, say_done, ONLY_LANDLOCK
+        ended = await stage.ended(await stage.submit(session))
+        kept = await stage.ended(await stage.submit(session))
+        later = await stage.services.sessions.get_session(stage.me, m.SessionRef(session.id))
+
+    assert (failed.state, ended.state, kept.state) == ("failed", "completed", "completed")
+    assert (later.isolation.sandbox, first.exited.is_set(), len(stage.host.started)) == ("landlock", True, 2)
 
 
 async def test_it_is_tried_again_once(stage: Stage) -> None:
