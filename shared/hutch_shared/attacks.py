@@ -103,8 +103,9 @@ _HUTCH: Final = (
         "Decide a permission request or change a session at `client.sock`, as the owner.",
         _NEVER,
         _NEVER,
-        _NEVER,
-        "hutchd recognises processes of a session; they may look, but change nothing.",
+        _OWN,
+        "hutchd recognises processes of a session; they may look, but change nothing. Without a sandbox and a cgroup a "
+        "process can hide: it ends its executor and the reaper.",
     ),
     Attack(
         "pose-as-executor",
@@ -114,7 +115,14 @@ _HUTCH: Final = (
         _NEVER,
         "It needs an executor's token, which is valid only in that executor.",
     ),
-    Attack("ask-launcher", "Start a process as another account at `launcher.sock`.", _NEVER, _NEVER, _NEVER),
+    Attack(
+        "ask-launcher",
+        "Start a process as another account at `launcher.sock`.",
+        _NEVER,
+        _NEVER,
+        _OWN,
+        "hutch-launcher serves the account of hutchd, if the host has it.",
+    ),
     Attack("control-broker", "Give the broker orders at its control socket.", _NEVER, _NEVER, _NEVER),
     Attack("use-broker", "Use the broker without a lease.", _NEVER, _NEVER, _NEVER),
 )
@@ -204,20 +212,21 @@ _PROCESSES: Final = (
     ),
     Attack(
         "steer-processes",
-        "Change their priority, processors or resource limits.",
+        "Change their priority or processors.",
         _NEVER,
         _ALWAYS,
         _ALWAYS,
         "Landlock does not cover these calls.",
     ),
+    Attack("limit-processes", "Set their resource limits, of which one kills.", _NEVER, _NEVER, _ALWAYS),
     Attack(
         "outlive",
         "Leave a process behind that outlives the session.",
         _NEVER,
-        _NEVER,
-        _NEVER,
-        "Without bubblewrap a cgroup or the executor's reaper ends it. A process that forks without end can stay ahead "
-        "of a reaper.",
+        _OWN,
+        _OWN,
+        "Without bubblewrap a cgroup ends it. Where hutchd has no cgroup, a reaper ends all but a process that forks "
+        "without end.",
     ),
 )
 _BETWEEN: Final = (

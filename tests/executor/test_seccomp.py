@@ -182,19 +182,23 @@ def test_without_a_network_only_unix_sockets_are_left(machine: str) -> None:
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_a_command_gets_no_unix_socket_but_connected_pairs(machine: str) -> None:
-    """A datagram socket of a pair could send to any path, whatever flags come with its type."""
+    """A datagram socket of a pair could send to any path, whatever flags come with its type; a raw one is the same."""
     nonblocking = 0o4000
 
     def outcome(call: str, *arguments: int) -> str:
         return judged((*agent_rules(), *command_rules()), machine, call, *arguments)
 
     assert (outcome("socket", 1, 1), outcome("socket", 2, 1)) == ("EPERM", ALLOWED)
-    assert [outcome("socketpair", 1, kind) for kind in (1, 5, 2, 2 | nonblocking)] == [
-        ALLOWED,
-        ALLOWED,
-        "EPERM",
-        "EPERM",
-    ]
+    assert [outcome("socketpair", 1, kind) for kind in (1, 5, 1 | nonblocking)] == [ALLOWED] * 3
+    assert [outcome("socketpair", 1, kind) for kind in (2, 2 | nonblocking, 3)] == ["EPERM"] * 3  # 3: SOCK_RAW
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_process_sets_only_its_own_limits(machine: str) -> None:
+    """A limit of no processor time would kill another process of the account."""
+    outcomes = [judged(landlock_rules(), machine, "prlimit64", pid) for pid in (0, 1, 4711)]
+
+    assert outcomes == [ALLOWED, "EPERM", "EPERM"]
 
 
 @pytest.mark.parametrize("machine", MACHINES)

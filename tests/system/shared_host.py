@@ -46,6 +46,10 @@ class SharedHost:
     hutchd_env: dict[str, str] = field(default_factory=dict)
     daemon: subprocess.Popen[bytes] | None = None
     launcher: subprocess.Popen[bytes] | None = None
+    program: tuple[Path | str, ...] = ()
+    """The command that starts a hutchd in user mode; empty: the installed hutchd, in system mode."""
+    around: tuple[Path | str, ...] = ()
+    """A command of root that becomes the account (its uid and gid come next) and executes the rest."""
     _scripts: int = 0
     _doors: int = 0
 
@@ -92,9 +96,12 @@ class SharedHost:
 
     def write_settings(self) -> None:
         """Write both settings files, as root."""
-        settings = self.settings if "[isolation]" in self.settings else f"{self.settings}\n[isolation]\n"
-        place = f'[isolation]\nlauncher_socket = "{self.launcher_socket}"\n'
-        self.config.write_text(settings.replace("[isolation]\n", place))
+        settings = self.settings
+        if not self.program:
+            settings = settings if "[isolation]" in settings else f"{settings}\n[isolation]\n"
+            place = f'[isolation]\nlauncher_socket = "{self.launcher_socket}"\n'
+            settings = settings.replace("[isolation]\n", place)
+        self.config.write_text(settings)
         names = ", ".join(json.dumps(one.name) for one in self.people.values())
         self.launcher_config.write_text(
             f'serve = "{self.hutch_account.name}"\nusers = [{names}]\nspool = "{self.spool}"\n'
@@ -126,16 +133,20 @@ class SharedHost:
     async def start(self) -> None:
         """Start hutchd as its account and wait until it answers."""
         self.write_settings()
+        its = self.hutch_account
+        words: list[Path | str] = [*(self.program or (self.code.command("hutchd"), "--system"))]
+        if self.around:
+            words = [*self.around, str(its.uid), str(its.gid), *words]
         with self.log.open("ab") as log:
             self.daemon = subprocess.Popen(
-                [self.code.command("hutchd"), "--system"],
+                words,
                 env={**self.env, "HOME": str(self.hutch_account.home), **self.hutchd_env},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd="/",
-                user=self.hutch_account.uid,
-                group=self.hutch_account.gid,
+                user=None if self.around else its.uid,
+                group=None if self.around else its.gid,
                 extra_groups=[],
                 start_new_session=True,
             )
@@ -239,20 +250,25 @@ class SharedHost:
 
 @asynccontextmanager
 async def shared_host(
-    *names: str, settings: str = "", launcher: str = "", start: bool = True
+    *names: str, settings: str = "", launcher: str = "", start: bool = True, own: bool = False
 ) -> AsyncIterator[SharedHost]:
-    """Create a host for these users (`alice`, …) and start it; at the end, no process is left."""
+    """Create a host for these users (`alice`, …) and start it; at the end, no process is left.
+
+    With `own` the hutchd is the first user's, in user mode, from a virtual environment in that user's home.
+    """
     code = installed()
     with ExitStack() as stack:
-        hutch = stack.enter_context(account("hutch"))
         people = {name: stack.enter_context(account(name[:8])) for name in names}
+        hutch = people[names[0]] if own else stack.enter_context(account("hutch"))
         root = Path(tempfile.mkdtemp(prefix="hutch-t-", dir="/var/lib"))
         stack.callback(shutil.rmtree, root, ignore_errors=True)
         root.chmod(0o755)
         made = SharedHost(root, code, hutch, people, settings, launcher)
+        if own:
+            made.program = (_environment(hutch, code), "-P", "-m", "hutch_daemon")
         for path, owner, mode in (
             (made.state, hutch, 0o700),
-            (made.runtime, hutch, 0o755),
+            (made.runtime, hutch, 0o700 if own else 0o755),
             (root / "etc", None, 0o755),
             (root / "launcher", None, 0o755),
             (root / "doors", None, 0o700),
@@ -274,6 +290,22 @@ async def shared_host(
             with anyio.CancelScope(shield=True):
                 left = await _end(made, failed)
     assert not left, f"left behind: {left}"
+
+
+def _environment(who: Account, code: Installed) -> Path:
+    """Create a virtual environment of a user's own, with all that is installed; return its interpreter."""
+    root = who.home / "venv"
+    packages = root / code.packages.relative_to(code.root)
+    packages.mkdir(parents=True)
+    (packages / "rest.pth").write_text(f"import site; site.addsitedir({str(code.packages)!r})\n")
+    base = code.python.resolve()
+    (root / "pyvenv.cfg").write_text(f"home = {base.parent}\ninclude-system-site-packages = false\n")
+    python = root / "bin" / "python"
+    python.parent.mkdir()
+    python.symlink_to(base)
+    for path in (root, *root.rglob("*")):
+        os.chown(path, who.uid, who.gid, follow_symlinks=False)
+    return python
 
 
 async def _end(host: SharedHost, failed: bool) -> dict[str, list[int]]:

@@ -37,7 +37,7 @@ async def keyed(model: Model) -> AsyncIterator[Host]:
         yield made
 
 
-def command(on: Host, cwd: Path) -> str:
+def command(on: Host, cwd: Path, session: m.Session) -> str:
     """Copy `search.py` into the working directory; return the command that runs it."""
     shutil.copy(SEARCH, cwd / "search.py")
     needle = bytes(byte ^ 90 for byte in KEY.encode()).hex()
@@ -51,6 +51,7 @@ def command(on: Host, cwd: Path) -> str:
         on.state,
         on.state / "spool",
         on.state / "spool" / "agents",
+        on.state / "spool" / "agents" / session.id,
         on.config.parent,
         on.runtime,
         on.home,
@@ -61,14 +62,16 @@ def command(on: Host, cwd: Path) -> str:
     ]
     return (
         f"/usr/bin/python3 search.py found.json {needle} {' '.join(map(str, sockets))} -- {' '.join(map(str, places))}"
+        ' . "$HOME" "${TMPDIR:-/tmp}"'
     )
 
 
 async def search(on: Host, hutch: HutchClient, model: Model) -> tuple[m.Session, dict[str, Any], bytes]:
     """Run the search in an agent; return its session, the findings, and all events."""
     cwd = on.folder("searched")
-    model.script = Steps(("look", Use("Bash", {"command": command(on, cwd), "timeout": 300_000})), ("", Say("looked")))
     session = await on.claude(hutch, "searched")
+    look = command(on, cwd, session)
+    model.script = Steps(("look", Use("Bash", {"command": look, "timeout": 300_000})), ("", Say("looked")))
     async with log_of(hutch, session) as log:
         end = await log.play(session, "look everywhere")
     said = json.dumps([[str(event.kind), bytes(event.data).decode()] for event in log.events]).encode()
@@ -77,23 +80,39 @@ async def search(on: Host, hutch: HutchClient, model: Model) -> tuple[m.Session,
 
 
 @pytest.mark.timeout(300)
-async def test_an_agent_that_looks_everywhere_finds_no_key(keyed: Host, model: Model) -> None:
+@pytest.mark.parametrize("kind", ["bubblewrap", "landlock"])
+async def test_an_agent_that_looks_everywhere_finds_no_key(keyed: Host, model: Model, kind: m.SandboxKind) -> None:
     """It searches the processes that it can open, all files, and the broker. The model gets the key at every request.
 
-    Of Hutch it reaches only the broker's socket, and sees no state but the session's own directory.
+    Of Hutch it reaches only the broker's socket, and sees no state but the session's own directory. Under Landlock it
+    reaches no socket, so that the lease in the CLI's memory is of no use.
     """
+    await keyed.reload(settings_for(model, f'[sandbox]\nkind = "{kind}"\n'))
     async with keyed.client() as hutch:
         session, found, said = await search(keyed, hutch, model)
 
     assert session.keys == "brokered", session.isolation.keys_why
+    assert session.isolation.sandbox == kind
     assert found["hits"] == []
-    assert found["read"]["mem"] > 50e6
-    assert {"environ", "cmdline", "files", "broker"} <= found["read"].keys()
+    assert {"environ", "cmdline", "files"} <= found["read"].keys()
     assert (found["leases"] > 0, found["core"]) == (True, 0)
-    assert {name: how for name, how in found["sockets"].items() if how == "reached"} == {"broker.sock": "reached"}
-    state = {path: names for path, names in found["seen"].items() if path.startswith(str(keyed.state))}
-    assert [*state.values()] == [["spool"], ["agents"], [session.id]]
-    assert not [line for line in found["commands"] if "-m hutch_" in line]
+    reached = {name for name, how in found["sockets"].items() if how == "reached"}
+    (own,) = (keyed.state / "spool" / "agents").glob(session.id)
+    assert found["seen"].pop(str(own))
+    state = {
+        path: names
+        for path, names in found["seen"].items()
+        if path.startswith(str(keyed.state)) and not path.startswith(str(own))
+    }
+    if kind == "bubblewrap":
+        assert found["read"]["mem"] > 50e6
+        assert "broker" in found["read"]
+        assert reached == {"broker.sock"}
+        assert [*state.values()] == [["spool"], ["agents"], [session.id]]
+        assert not [line for line in found["commands"] if "-m hutch_" in line]
+    else:
+        assert (reached, state, found["used"]) == (set(), {}, [])
+        assert found["read"]["files"] > 5e3
     assert KEY.encode() not in said
     asked = [request for request in model.requests if request.path.startswith("/v1/messages")]
     assert asked

@@ -68,7 +68,7 @@ _X86_64: Final = 0xC000_003E
 _ARM64: Final = 0xC000_00B7
 _X32: Final = 0x4000_0000
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
-_SOCK_DGRAM, _SOCK_TYPE_MASK = 2, 0xF
+_SOCK_STREAM, _SOCK_SEQPACKET, _SOCK_TYPE_MASK = 1, 5, 0xF
 _TIOCLINUX: Final = 0x541C
 """Pastes into a virtual console; like TIOCSTI it writes into a terminal as if its user had typed."""
 _CHANGING: Final = (0x4008_6602, 0x4008_7602, 0x401C_5820, 0x4080_6685, 0x800C_6613)
@@ -141,6 +141,7 @@ _ON_X86_64: Final = {
     "mknodat": 259,
     "fchownat": 260,
     "fchmodat": 268,
+    "prlimit64": 302,
     "process_vm_readv": 310,
     "process_vm_writev": 311,
     "userfaultfd": 323,
@@ -179,6 +180,7 @@ _ON_ARM64: Final = {
     "add_key": 217,
     "request_key": 218,
     "keyctl": 219,
+    "prlimit64": 261,
     "process_vm_readv": 270,
     "process_vm_writev": 271,
     "userfaultfd": 282,
@@ -233,10 +235,12 @@ def landlock_rules() -> tuple[Rule, ...]:
     """Return the rules for what Landlock does not cover.
 
     An agent's commands share their Landlock domain with its CLI, which may use Unix sockets as they may not: nothing
-    inside may control or look into another process. A POSIX ACL is an extended attribute.
+    inside may control or look into another process. A POSIX ACL is an extended attribute. A limit of no processor time
+    would kill any process of the account, so a process sets its own limits only.
     """
     return (
         *_deny_all(errno.ENOSYS, *_SHARED_MEMORY),
+        Rule("prlimit64", _deny(errno.EPERM), 0, (0,), otherwise=True),
         *_deny_all(errno.EPERM, "ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd", "file_setattr"),
         *_deny_all(errno.EOPNOTSUPP, "setxattr", "lsetxattr", "fsetxattr", "setxattrat"),
         *_deny_all(errno.EOPNOTSUPP, "removexattr", "lremovexattr", "fremovexattr", "removexattrat"),
@@ -246,16 +250,21 @@ def landlock_rules() -> tuple[Rule, ...]:
 def command_rules() -> tuple[Rule, ...]:
     """Return the rules for a command under Landlock: it opens no Unix socket.
 
-    A pair of connected sockets is allowed, except one of datagrams, which can send to any socket by its path.
+    A pair of connected sockets is allowed, except one of datagrams, which can send to any socket by its path. The
+    kernel makes a pair of datagram sockets of `SOCK_RAW` too.
     """
     return (
         Rule("socket", _deny(errno.EPERM), 0, (_AF_UNIX,)),
-        Rule("socketpair", _deny(errno.EPERM), 1, (_SOCK_DGRAM,), mask=_SOCK_TYPE_MASK),
+        Rule(
+            *("socketpair", _deny(errno.EPERM), 1, (_SOCK_STREAM, _SOCK_SEQPACKET)),
+            mask=_SOCK_TYPE_MASK,
+            otherwise=True,
+        ),
     )
 
 
 def mode_rules() -> tuple[Rule, ...]:
-    """Return the rules in bubblewrap: no file becomes set-user-id, or whoever ran it would be the account outside.
+    """Return the rules in bubblewrap: no file becomes set-user-id. Outside, it would run as the account.
 
     Set-group-id stays possible, since it is usual on shared folders.
     """

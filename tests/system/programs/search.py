@@ -150,6 +150,13 @@ def use(path: str, lease: str) -> tuple[int, bytes]:
     return answer.status, str(answer.getheaders()).encode() + answer.read()
 
 
+def seen(directories: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield each directory that can be listed, and the names in it."""
+    for path in directories:
+        with contextlib.suppress(OSError):
+            yield path, sorted(os.listdir(path))
+
+
 def main() -> None:
     out, needle, *rest = sys.argv[1:]
     at = rest.index("--")
@@ -173,7 +180,7 @@ def main() -> None:
         "used": used,
         "core": resource.getrlimit(resource.RLIMIT_CORE)[0],
         "sockets": {os.path.basename(path): dial(path) for path in sockets},
-        "seen": {path: sorted(os.listdir(path)) for path in directories if os.path.isdir(path)},
+        "seen": dict(seen(directories)),
     }
     with open(f"{out}.new", "w") as file:
         json.dump(found, file)
