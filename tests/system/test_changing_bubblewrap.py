@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from hutch_client.client import HutchClient
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.events import TurnEnded
-from tests.programs import bubblewrap, landlock_holds, link_programs
+from tests.programs import bubblewrap, landlock_holds, link_programs, required_program
 from tests.rehearsal import Model, Say
 from tests.sampling import sample
 from tests.system.host import KEY, Host, host, settings_for
@@ -91,14 +92,18 @@ class Stage:
 
 
 @asynccontextmanager
-async def staged(model: Model, folder: Path, sandbox: str = "") -> AsyncIterator[Stage]:
-    """Start a host with a working bubblewrap."""
+async def staged(
+    model: Model, folder: Path, sandbox: str = "", *, within: tuple[str, ...] = ()
+) -> AsyncIterator[Stage]:
+    """Start a host with a working bubblewrap. `within` is a command that runs hutchd."""
     program = bubblewrap()
     model.key, model.script = KEY, lambda _: Say("done")
     link_programs(folder)
     shutil.copy2(program, folder / "bwrap")
     settings = settings_for(model, f"[executors]\nspares = 0\n[sandbox]\n{sandbox}")
-    async with host(settings, env={"PATH": str(folder)}, double=True) as on:
+    async with host(settings, env={"PATH": str(folder)}, double=True, start=False) as on:
+        on.program = (*within, *on.program)
+        await on.start()
         await on.hutch("key", "add", "anthropic", input=KEY)
         async with on.client() as hutch:
             yield Stage(on, hutch, model, folder)
@@ -190,3 +195,29 @@ async def test_a_change_that_no_look_shows_is_noticed_by_the_executor(model: Mod
         assert (end.state, later.isolation.sandbox, later.keys) == ("completed", "landlock", "brokered")
     else:
         assert (end.state, end.reason) == ("failed", "isolation_unavailable")
+
+
+async def test_user_namespaces_that_are_closed_count_for_the_next_session(model: Model, tmp_path: Path) -> None:
+    """hutchd runs in a user namespace of its own, whose setting the test changes: the host's stays as it is."""
+    unshare, nsenter = required_program("unshare"), required_program("nsenter")
+    async with staged(model, tmp_path, within=(unshare, "--user", "--map-root-user")) as stage:
+
+        def allow(number: int) -> None:
+            words = ("--user", "--preserve-credentials", "--target", str(stage.on.pid))
+            change = f"echo {number} > /proc/sys/user/max_user_namespaces"
+            subprocess.run([nsenter, *words, "sh", "-c", change], check=True)
+
+        old = await stage.opened()
+        allow(0)
+        closed = await stage.opened()
+        await stage.end_executor(old)
+        end, later = await stage.play(old)
+        allow(10_000)
+        reopened = await stage.opened()
+
+    assert (old.isolation.sandbox, reopened.isolation.sandbox, end.state) == ("bubblewrap", "bubblewrap", "completed")
+    if landlock_holds():
+        assert [(one.isolation.sandbox, one.keys) for one in (closed, later)] == [("landlock", "brokered")] * 2
+        assert "sysctl -w user.max_user_namespaces=" in closed.isolation.missing
+    else:
+        assert [(one.isolation.sandbox, one.keys) for one in (closed, later)] == [(None, "exposed")] * 2
