@@ -335,7 +335,7 @@ class FakeHost:
         """The directories that executors removed."""
         self.sandbox_of_all = SandboxProbe()
         self.sandbox_after_doubt: SandboxProbe | None = None
-        """What the next probe finds once a sandbox was doubted; None: the same."""
+        """What the next probe finds once a sandbox was doubted, and then in turns; None: the same."""
         self.doubted: list[m.SandboxKind] = []
         self.probes = 0
         self.refused_kinds: set[m.SandboxKind] = set()
@@ -373,7 +373,7 @@ class FakeHost:
     def doubt_sandbox(self, account: Account, kind: m.SandboxKind, probe: SandboxProbe) -> None:
         self.doubted.append(kind)
         if self.sandbox_after_doubt is not None:
-            self.sandbox_of_all = self.sandbox_after_doubt
+            self.sandbox_of_all, self.sandbox_after_doubt = self.sandbox_after_doubt, self.sandbox_of_all
 
     def last_probe(self) -> SandboxProbe:
         return self.sandbox_of_all

@@ -68,29 +68,34 @@ async def test_an_executor_whose_sandbox_failed_in_a_turn_is_replaced(stage: Sta
 
 
 async def test_it_is_tried_again_once(stage: Stage) -> None:
-    """Then the prompt fails with the reason; it is no loop."""
+    """Then the prompt fails with the reason; it is no loop, even if each trial finds something else."""
     stage.host.sandbox_of_all, stage.host.sandbox_after_doubt = BOTH, ONLY_LANDLOCK
-    stage.host.refused_kinds = {"bubblewrap", "landlock"}
     async with stage.hutchd():
         session = await stage.open(agent="claude")
+        await stage.ended(await stage.submit(session))
+        stage.executor.die()
+        stage.host.refused_kinds = {"bubblewrap", "landlock"}
         ended = await stage.ended(await stage.submit(session))
 
     assert (ended.state, ended.reason) == ("failed", "isolation_unavailable")
     assert "landlock does not hold" in (ended.message or "")
+    assert len(stage.host.started) == 3
 
 
 async def test_a_sandbox_that_holds_in_its_trial_is_not_exchanged(stage: Stage) -> None:
     """What one session's folder does to its sandbox is no reason to give it a weaker one."""
     stage.host.sandbox_of_all = BOTH
-    stage.host.refused_kinds = {"bubblewrap"}
     async with stage.hutchd():
         session = await stage.open(agent="claude")
-        await until(lambda: bool(stage.host.doubted))
+        await stage.ended(await stage.submit(session))
+        stage.executor.die()
+        stage.host.refused_kinds = {"bubblewrap"}
         ended = await stage.ended(await stage.submit(session))
         later = await stage.services.sessions.get_session(stage.me, m.SessionRef(session.id))
 
     assert (ended.state, ended.reason) == ("failed", "isolation_unavailable")
     assert "bubblewrap does not hold" in (ended.message or "")
+    assert (stage.host.doubted, len(stage.host.started)) == (["bubblewrap"], 2)
     assert later.isolation.sandbox == "bubblewrap"
 
 
@@ -155,7 +160,7 @@ async def test_a_spare_of_an_earlier_version_gets_no_sandbox(stage: Stage) -> No
         await stage.ended(await stage.submit(await stage.open(agent="claude")))
         await until(lambda: len(spares()) == 1)
         (old,) = spares()
-    stage.host.abilities, stage.settings = abilities, without
+    stage.host.abilities = abilities
 
     async with stage.hutchd():
         await old.dial()
