@@ -16,9 +16,11 @@ import pytest
 from hutch_daemon.environments.cgroups import Cgroup
 from hutch_daemon.environments.kernel_limits import gids_of, limits_of
 from hutch_daemon.environments.launcher_client import _REPLY, LauncherClient, LauncherStatus
-from hutch_daemon.environments.port import Killed, Launched, combined
+from hutch_daemon.environments.port import Account, Killed, Launched, combined
 from hutch_daemon.environments.processes import look_up
 from hutch_daemon.environments.unix_user import UnixUser
+from hutch_daemon.settings import SandboxSettings
+from hutch_shared.errors import HutchError
 from hutch_shared.processes import boot_id
 
 EXECUTOR = "x-0123456789abcdef"
@@ -137,3 +139,17 @@ def test_the_kernel_reports_limits_and_groups() -> None:
 
     assert (limits.open_files, limits.pids, limits.cpu_weight) == (soft, None, None)
     assert gids_of(os.getpid()) == tuple(sorted({os.getegid(), *os.getgroups()}))
+
+
+async def test_without_the_launcher_no_sandbox_is_assumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial that cannot run is an error for each account; a missing bubblewrap is known without a trial."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    environment = UnixUser(LauncherClient(tmp_path / "none.sock"))
+    accounts = [Account(uid, uid, "ann", "/home/ann", groups=(uid,)) for uid in (5000, 5001, 5000)]
+    for account in accounts:
+        with pytest.raises(HutchError, match="hutch-launcher cannot be reached"):
+            await environment.probe_sandbox(account, SandboxSettings())
+    found = await environment.probe_sandbox(accounts[0], SandboxSettings(kind="bubblewrap"))
+
+    assert (found.landlock, environment.last_probe()) == (None, found)
+    assert "not installed" in found.choose("/home/ann/p", "/home/ann", SandboxSettings(kind="bubblewrap")).why
