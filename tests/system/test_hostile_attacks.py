@@ -64,6 +64,14 @@ EFFECTIVE = {
 _HARM = ("writes_processes", "writes_files", "signals")
 CONTROL = (*(one for one in ATTACKS if one not in _HARM), *_HARM)
 """The order of the attacks: the harmless ones first."""
+OPEN_UNDER_LANDLOCK = {
+    "watches": ("watch ",),
+    "reads_processes": ("agent fd: ", "executor fd: "),
+    "steers": ("setpriority ", "affinity ", "scheduler ", "ioprio ", "priority of all"),
+    "writes_files": ("touch ",),
+    "gains_rights": ("setuid: ", "setgid: "),
+}
+"""The steps that succeed under Landlock against the own account; it may set its uid and gid to what they are."""
 LEFT = ("x-mallory", "x-link", "mallory.sock")
 """The files that `writes_hutch` creates."""
 
@@ -190,3 +198,40 @@ async def test_the_victims_are_unharmed(stage: Stage) -> None:
     assert stage.diary == {"touched": [], "signals": []}
     assert stage.lived == dict.fromkeys(stage.lived, True)
     assert len(stage.lived) == 7
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["bubblewrap", "landlock"])
+async def test_a_sandbox_holds_within_one_account(kind: str) -> None:
+    """The same attacks against an agent of the same account, from a sandbox: they change and obtain nothing of it.
+
+    Under Landlock they change its priority and times, and see the names of things.
+    """
+    bubblewrap()
+    async with (
+        serve(key=ALICES_KEY, script=lambda _: Say("hello")) as model,
+        shared_host("alice", settings=settings_for(model, f'[sandbox]\nkind = "{kind}"\n')) as host,
+    ):
+        alice = host.people["alice"]
+        await host.hutch(alice, "key", "add", "anthropic", input=ALICES_KEY)
+        async with host.client(alice) as hutch, diary(host, hutch, alice) as kept:
+            told = await targets(host, kept)
+            played, _ = await play(host, model, alice, "claude-strict", told, CONTROL)
+            found = await kept.close()
+    got = {attack: notes["got"] for attack, notes in played.items()}
+
+    assert {*got} == {*ATTACKS}
+    assert not [said for notes in played.values() for said in notes["said"] if "stopped" in said]
+    assert found["signals"] == []
+    if kind == "bubblewrap":
+        assert found["touched"] == []
+        assert not [
+            one for steps in got.values() for one in steps if any(word in one for word in told["secrets"].values())
+        ]
+    else:
+        assert found["touched"] == ["limits"]
+        left = {
+            attack: [one for one in steps if not one.startswith(OPEN_UNDER_LANDLOCK.get(attack, "-"))]
+            for attack, steps in got.items()
+        }
+        assert not {attack: steps for attack, steps in left.items() if steps}

@@ -811,9 +811,20 @@ def types_terminal(on: On, notes: Notes) -> None:
 
     for what, request in (("TIOCSTI", termios.TIOCSTI), ("with other upper bits", termios.TIOCSTI | 1 << 32)):
         notes.attempt(what, lambda request=request: in_child(lambda: push(request)))
-    # 28: TIOCLINUX. Without a terminal the kernel says ENOTTY; a filter refuses before it looks.
-    for what, request in (("TIOCSTI without", termios.TIOCSTI), ("TIOCLINUX without", termios.TIOCLINUX)):
-        notes.attempt(what, lambda request=request: syscall("ioctl", 0, request, b"\x02") and None)
+    # Without a terminal the kernel looks at the call and says ENOTTY; a filter refuses it before. So this shows a
+    # filter, or that there is none, also where no terminal can be made.
+    for what, request in (("TIOCSTI asked", termios.TIOCSTI), ("TIOCLINUX asked", termios.TIOCLINUX)):
+        notes.attempt(what, lambda request=request: _is_considered(request))
+
+
+def _is_considered(request: int) -> str:
+    null = os.open(os.devnull, os.O_RDONLY)
+    try:
+        syscall("ioctl", null, request, b"\x02")
+    except OSError as error:
+        if error.errno != errno.ENOTTY:
+            raise
+    return "considered"
 
 
 def in_child(act: Callable[[], bytes]) -> bytes:
