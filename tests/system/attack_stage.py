@@ -11,9 +11,11 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 import signal
 import stat
 import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -30,11 +32,11 @@ from tests.broker.stage import request
 from tests.rehearsal import Model, Say, Use
 from tests.system import processes
 from tests.system.host import SETTINGS_READ, START
-from tests.system.hostile import LEASE, claude, find_in_memory, lend
+from tests.system.hostile import LEASE, PROGRAMS, claude, find_in_memory, lend
 from tests.system.log import Log, cli_of, executor_of, log_of, wait_for
 from tests.system.shared_host import SharedHost
 
-__all__ = ["AttackStage", "Line", "Observed", "attack_stage", "reload_settings"]
+__all__ = ["AttackStage", "Line", "Observed", "attack_stage", "bare_path", "closed_namespaces", "reload_settings"]
 
 _SHARED_FOLDERS: Final = ("/tmp", "/var/tmp", "/dev/shm")
 _OUTLIVES: Final = 0.5
@@ -400,6 +402,20 @@ def _device() -> Iterator[str]:
         yield path
     finally:
         os.unlink(path)
+
+
+def bare_path(root: Path) -> str:
+    """Create a folder in `root` with the few programs that hutchd needs, without bubblewrap; return it, for PATH."""
+    made = root / "bin"
+    made.mkdir(mode=0o755)
+    for name in ("sh", "bash", "setpriv", "git"):
+        (made / name).symlink_to(str(shutil.which(name)))
+    return str(made)
+
+
+def closed_namespaces() -> tuple[str, ...]:
+    """Return the command of root that runs another one on what is a host without user namespaces."""
+    return (sys.executable, "-I", str(PROGRAMS / "closed_namespaces.py"))
 
 
 async def reload_settings(host: SharedHost, settings: str) -> None:

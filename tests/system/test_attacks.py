@@ -7,11 +7,8 @@ nothing elsewhere.
 from __future__ import annotations
 
 import ctypes
-import shutil
-import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Final
 
 import pytest
@@ -21,7 +18,15 @@ from hutch_shared.messages import SandboxKind
 from tests.programs import bubblewrap
 from tests.rehearsal import Say, serve
 from tests.sampling import sample
-from tests.system.attack_stage import AttackStage, Line, Observed, attack_stage, reload_settings
+from tests.system.attack_stage import (
+    AttackStage,
+    Line,
+    Observed,
+    attack_stage,
+    bare_path,
+    closed_namespaces,
+    reload_settings,
+)
 from tests.system.host import KEY, settings_for
 from tests.system.shared_host import SharedHost, shared_host
 
@@ -36,7 +41,6 @@ COLUMNS: Final[tuple[Column, ...]] = (
     ("landlock", "full"),
     ("landlock", "broker-only"),
 )
-CLOSED_NAMESPACES: Final = Path(__file__).with_name("programs") / "closed_namespaces.py"
 OF_THE_KERNEL: Final = {
     *("change-attributes", "type-terminal", "vsock", "socket-families", "io-uring", "userfaultfd", "keyrings"),
     *("foreign-abi", "user-namespaces", "mounts", "trace-processes", "read-processes", "set-uid"),
@@ -122,7 +126,7 @@ async def test_what_succeeds_is_what_the_table_says(subtests: pytest.Subtests, *
 
 @sample(1)
 @pytest.mark.parametrize("lacks", ["bubblewrap", "namespaces"])
-async def test_a_host_without_bubblewrap_has_landlock(subtests: pytest.Subtests, tmp_path: Path, lacks: str) -> None:
+async def test_a_host_without_bubblewrap_has_landlock(subtests: pytest.Subtests, lacks: str) -> None:
     """By default a session has Landlock there, its key is brokered, and the table holds.
 
     bubblewrap is not installed, or the kernel's settings refuse it the namespaces that it needs.
@@ -131,14 +135,10 @@ async def test_a_host_without_bubblewrap_has_landlock(subtests: pytest.Subtests,
     seen: dict[Column, Observed] = {}
     async with shared_host("alice", "bob", start=False, own=True) as host:
         if lacks == "bubblewrap":
-            for name in ("sh", "bash", "setpriv", "git"):
-                (tmp_path / name).symlink_to(str(shutil.which(name)))
-            for path in (tmp_path, *list(tmp_path.parents)[:2]):
-                path.chmod(0o755)
-            host.hutchd_env["PATH"] = str(tmp_path)
+            host.hutchd_env["PATH"] = bare_path(host.root)
         else:
             bubblewrap()
-            host.around = (sys.executable, "-I", CLOSED_NAMESPACES)
+            host.around = closed_namespaces()
         async with staged(host) as stage:
             seen[BARE] = await stage.attack("bare")
             await configure(host, "")

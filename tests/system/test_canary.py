@@ -15,9 +15,11 @@ import pytest
 from hutch_client.client import HutchClient
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
+from tests.accounts import need_root
 from tests.programs import bubblewrap
 from tests.rehearsal import Model, Say, Steps, Use
 from tests.system import processes
+from tests.system.attack_stage import bare_path, closed_namespaces
 from tests.system.host import Host, host, settings_for
 from tests.system.log import log_of, wait_for
 
@@ -80,19 +82,27 @@ async def search(on: Host, hutch: HutchClient, model: Model) -> tuple[m.Session,
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", ["bubblewrap", "landlock"])
-async def test_an_agent_that_looks_everywhere_finds_no_key(keyed: Host, model: Model, kind: m.SandboxKind) -> None:
+@pytest.mark.parametrize("lacks", ["nothing", "bubblewrap", "namespaces"])
+async def test_an_agent_that_looks_everywhere_finds_no_key(keyed: Host, model: Model, lacks: str) -> None:
     """It searches the processes that it can open, all files, and the broker. The model gets the key at every request.
 
-    Of Hutch it reaches only the broker's socket, and sees no state but the session's own directory. Under Landlock it
-    reaches no socket, so that the lease in the CLI's memory is of no use.
+    Of Hutch it reaches only the broker's socket, and sees no state but the session's own directory. On a host without
+    bubblewrap, or without the namespaces for it, the sandbox is Landlock: it reaches no socket there, so that the lease
+    in the CLI's memory is of no use.
     """
-    await keyed.reload(settings_for(model, f'[sandbox]\nkind = "{kind}"\n'))
+    if lacks != "nothing":
+        await keyed.stop()
+        if lacks == "bubblewrap":
+            keyed.extra_env["PATH"] = bare_path(keyed.root)
+        else:
+            need_root()
+            keyed.program = (*closed_namespaces(), str(os.getuid()), str(os.getgid()), *keyed.program)
+        await keyed.start()
     async with keyed.client() as hutch:
         session, found, said = await search(keyed, hutch, model)
 
     assert session.keys == "brokered", session.isolation.keys_why
-    assert session.isolation.sandbox == kind
+    assert session.isolation.sandbox == ("bubblewrap" if lacks == "nothing" else "landlock")
     assert found["hits"] == []
     assert {"environ", "cmdline", "files"} <= found["read"].keys()
     assert (found["leases"] > 0, found["core"]) == (True, 0)
@@ -104,7 +114,7 @@ async def test_an_agent_that_looks_everywhere_finds_no_key(keyed: Host, model: M
         for path, names in found["seen"].items()
         if path.startswith(str(keyed.state)) and not path.startswith(str(own))
     }
-    if kind == "bubblewrap":
+    if lacks == "nothing":
         assert found["read"]["mem"] > 50e6
         assert "broker" in found["read"]
         assert reached == {"broker.sock"}
