@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 
-from hutch_shared.attacks import ATTACKS, Attack
+from hutch_shared.attacks import ATTACKS, Attack, open_attacks
 from hutch_shared.messages import SandboxKind
 from tests.programs import bubblewrap
 from tests.rehearsal import Say, serve
@@ -98,12 +98,14 @@ def expect(attack: Attack, line: Line, column: Column, control: Line, abi: int, 
 
 
 def compare(subtests: pytest.Subtests, seen: Mapping[Column, Observed], *, own: bool) -> None:
-    """Compare all results with the table."""
+    """Compare all results, and what the sessions say of themselves, with the table."""
     abi, control = landlock_abi(), seen[BARE].lines
     assert {*control} == {attack.name for attack in ATTACKS}
     for column, observed in seen.items():
         assert observed.session.isolation.sandbox == column[0]
         assert observed.session.keys == ("brokered" if column[0] or not own else "exposed")
+        left = open_attacks(column[0], own_account=own, network=column[1], abi=abi)
+        assert observed.session.isolation.open == left
         for attack in ATTACKS:
             with subtests.test(attack=attack.name, column=column):
                 expect(attack, observed.lines[attack.name], column, control[attack.name], abi, own=own)
