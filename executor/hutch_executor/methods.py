@@ -52,7 +52,7 @@ async def resolve_paths(worker: Worker, params: m.ResolvePaths) -> m.ResolvedPat
 
 async def run_notify(worker: Worker, params: m.RunNotify) -> m.Notified:
     """Run the notify command as the account."""
-    return await notify.run_notify(params, worker.setup)
+    return await notify.run_notify(params, worker.setup, (worker.cwd,))
 
 
 async def take_spool(worker: Worker, params: m.TakeSpool) -> m.SpooledEvents:

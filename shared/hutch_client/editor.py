@@ -30,7 +30,7 @@ def edit_input(tool_input: dict[str, Any]) -> dict[str, Any]:
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
         try:
-            subprocess.run([*command, path], check=True)
+            subprocess.run([*command, path], check=True, cwd=place)  # editors obey files in their working directory
             with open(path, encoding="utf-8") as file:
                 return edited(tool_input, file.read())
         except (OSError, subprocess.CalledProcessError) as error:

@@ -1076,6 +1076,8 @@ class RunNotify(Wire, frozen=True, omit_defaults=True):
     """The variables of the executor's own environment that the command gets."""
     values: dict[str, str] = {}
     """Variables from hutchd's environment, since an executor's own is cleared at its start."""
+    folders: tuple[str, ...] = ()
+    """The working directories of the account's open sessions, whose agents could have put programs there."""
 
 
 class Notified(Wire, frozen=True, omit_defaults=True):

@@ -14,6 +14,7 @@ import pytest
 
 from hutch_executor.runners.claude import shell
 from hutch_executor.runners.claude.shell import shell_variables
+from hutch_executor.sandbox.project_programs import READING_GIT, git_reading
 
 PROGRAMS = Path(shell.__file__).parent
 SHELLS = [
@@ -85,6 +86,30 @@ def test_a_command_runs_in_the_shell_of_its_account(tmp_path: Path, kind: str) -
     assert ran.stdout.decode().splitlines() == [str(tmp_path.resolve()), f"{kind} it's $HOME é"]
     assert ran.returncode == 7
     assert login.stdout == b"/run/user/7\n"
+
+
+@pytest.mark.parametrize("kind", SHELLS)
+def test_a_command_gets_the_git_of_its_account(tmp_path: Path, kind: str) -> None:
+    """The git that only reads is for Claude Code alone: it leaves PATH, also the one that goes into the snapshot.
+
+    The text of a command stays as it is.
+    """
+    env = given(kind, tmp_path)
+    reading = git_reading(env["PATH"], ())
+    snapshot = (
+        f"SNAPSHOT_FILE={tmp_path}/snapshot\ncat > \"$SNAPSHOT_FILE\" << 'END'\nexport PATH={reading['PATH']}\nEND\n"
+    )
+    ran = through(env | reading, "env -0", tmp_path)
+    server = run(env["CLAUDE_CODE_SHELL_PREFIX"], "'/bin/sh' '-c' 'env -0'", env=env | reading, cwd=tmp_path)
+    made = run(env["CLAUDE_CODE_SHELL"], "-c", "-l", snapshot, env=env | reading, cwd=tmp_path)
+    text = through(env | reading, f"echo {READING_GIT}:x", tmp_path)
+
+    for output in (ran.stdout, server.stdout):
+        assert seen(output)["PATH"] == env["PATH"]
+        assert not [name for name in seen(output) if name.startswith("HUTCH_AGENT_GIT")]
+    assert made.returncode == 0
+    assert (tmp_path / "snapshot").read_text() == f"export PATH={env['PATH']}\n"
+    assert text.stdout.decode() == f"{READING_GIT}:x\n"
 
 
 @pytest.mark.parametrize("kind", SHELLS)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -179,7 +180,7 @@ def test_a_protected_place_in_a_writable_one_is_refused(place: Path) -> None:
         assert refused.value.reason is Reason.ISOLATION_UNAVAILABLE
 
 
-def run(sandbox: SessionSandbox, place: Path, command: str, env: Mapping[str, str], **ways: list[str]) -> str:
+def run(sandbox: SessionSandbox, place: Path, command: str, env: Mapping[str, str], **ways: Any) -> str:
     """Run a shell command of the session and return its output, errors included."""
     with closing(sandbox.wrap(("/bin/sh", "-c", command), env, **ways)) as inside:
         done = subprocess.run(

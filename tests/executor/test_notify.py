@@ -8,6 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from hutch_executor.account.environment import without_places
 from hutch_executor.account.notify import run_notify
 from hutch_executor.account.setup import Setup
 from hutch_shared import messages as m
@@ -38,6 +39,32 @@ async def test_its_environment_is_a_list_of_names(tmp_path: Path, monkeypatch: p
     names = {line.partition("=")[0] for line in (tmp_path / "env").read_text().splitlines()}
     assert {"PATH", "WANTED"} <= names
     assert "HIDDEN" not in names
+
+
+async def test_it_runs_where_no_agent_could_have_put_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs in the home. PATH has no relative folder, and none in a folder of a session or for everybody's files."""
+    home, work = tmp_path / "home", tmp_path / "work"
+    for folder in (home, work):
+        folder.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("PATH", f"{work}/bin:.::bin:/opt/session/bin:/opt/x:/var/tmp/x:/usr/bin:/bin")
+    params = m.RunNotify(("sh", "-c", 'echo "$PATH" > path; pwd > pwd'), QUESTION, 30.0, folders=("/opt/session",))
+    done = await run_notify(params, Setup(), (str(work),))
+
+    assert done.ok, done
+    assert (home / "path").read_text() == "/opt/x:/usr/bin:/bin\n"
+    assert (home / "pwd").read_text() == f"{home}\n"
+
+
+def test_a_folder_is_left_out_of_a_path_by_each_of_its_names(tmp_path: Path) -> None:
+    """A link from outside leads into it, and a link inside leads out of it: an agent could change either."""
+    (tmp_path / "work" / "bin").mkdir(parents=True)
+    (tmp_path / "usual").symlink_to(tmp_path / "work" / "bin")
+    (tmp_path / "work" / "out").symlink_to("/usr/bin")
+    (tmp_path / "work2").mkdir()
+    path = f"{tmp_path}/usual:{tmp_path}/work/out:{tmp_path}/work/../work/bin:{tmp_path}/work2:/bin"
+
+    assert without_places(path, (f"{tmp_path}/work",)) == f"{tmp_path}/work2:/bin"
 
 
 async def test_a_failure_is_reported_with_the_commands_output() -> None:

@@ -78,7 +78,7 @@ def examine_sandboxes(
 
 def try_as_caller(given: bytes) -> subprocess.CompletedProcess[bytes]:
     """Run the trial as the caller's own account; a `SandboxTry`."""
-    return subprocess.run(PROBE_COMMAND, input=given, capture_output=True, check=False, timeout=_SECONDS)
+    return subprocess.run(PROBE_COMMAND, input=given, capture_output=True, check=False, timeout=_SECONDS, cwd="/")
 
 
 def _of_bubblewrap(fault: str, works: str, *, is_needed: bool) -> Finding:

@@ -76,6 +76,7 @@ def _over_quota(name: str) -> str:
             text=True,
             errors="replace",
             timeout=_QUOTA_SECONDS,
+            cwd="/",
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):

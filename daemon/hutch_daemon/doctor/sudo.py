@@ -73,7 +73,7 @@ def _program(command: str) -> str | None:
 def _rules(command: str, account: PathReader) -> Iterator[Finding]:
     words = ["sudo", "-n", "-l", *(["-U", account.name] if os.geteuid() == 0 else [])]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=_TIMEOUT)
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=_TIMEOUT, cwd="/")
     except (OSError, subprocess.TimeoutExpired) as error:
         yield Finding("sudo's rules", f"They cannot be listed: {error}.")
         return

@@ -261,6 +261,7 @@ class _LauncherConnection:
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
+                cwd="/",
                 start_new_session=True,
             )
         except BaseException:

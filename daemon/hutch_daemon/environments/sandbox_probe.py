@@ -421,7 +421,7 @@ async def _output(command: Sequence[str], question: bytes = b"") -> str:
     """Return the output of a command, or a description of its failure."""
     try:
         with anyio.fail_after(_DEADLINE):
-            done = await anyio.run_process(command, input=question, stderr=subprocess.PIPE, check=False)
+            done = await anyio.run_process(command, input=question, stderr=subprocess.PIPE, check=False, cwd="/")
     except (OSError, TimeoutError) as error:
         return str(error) or "it took too long"
     output = (done.stdout or done.stderr).decode(errors="replace").strip()

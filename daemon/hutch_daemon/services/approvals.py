@@ -20,7 +20,7 @@ from hutch_daemon.services.executors import served_session
 from hutch_daemon.services.masking import Masking
 from hutch_daemon.services.modes import report_mode
 from hutch_daemon.settings import SettingsInForce
-from hutch_daemon.store import permissions
+from hutch_daemon.store import permissions, sessions
 from hutch_daemon.store.rows import PermissionRow
 from hutch_daemon.store.store import Store
 from hutch_shared import messages as m
@@ -41,6 +41,7 @@ class _ExecutorRequester:
 
     executor: Executor
     settings: SettingsInForce
+    store: Store
 
     @property
     def id(self) -> str:
@@ -62,16 +63,20 @@ class _ExecutorRequester:
         settings = self.settings.current.permissions
         names = settings.notify_env
         values = {name: os.environ[name] for name in names if name in os.environ}
-        run = m.RunNotify(settings.notify, question, settings.notify_timeout, names, values)
+        account = self.executor.key.account.name
+        folders = await self.store.read(lambda conn: sessions.open_folders(conn, account))
+        run = m.RunNotify(settings.notify, question, settings.notify_timeout, names, values, folders)
         notified: m.Notified = await self.executor.call("run_notify", run, settings.notify_timeout + 5.0)
         return notified
 
 
-def connected_requester(roster: Roster, settings: SettingsInForce, row: PermissionRow) -> Requester | None:
+def connected_requester(
+    roster: Roster, settings: SettingsInForce, store: Store, row: PermissionRow
+) -> Requester | None:
     """Return the executor that made a request, if it is connected."""
     executor = roster.serving.get(row.session)
     connected = executor is not None and executor.id == row.executor and executor.peer is not None
-    return _ExecutorRequester(executor, settings) if executor is not None and connected else None
+    return _ExecutorRequester(executor, settings, store) if executor is not None and connected else None
 
 
 class ApprovalService:
@@ -116,7 +121,7 @@ class ApprovalService:
         session = await self._access.session_by_id(caller, asked.session)
         if self._masking.known.find(msgspec.json.encode(params)) is not None:
             raise HutchError(Reason.INVALID_PARAMS, "The decision holds one of your stored keys; take it out.")
-        requester = connected_requester(self._pool.roster, self._settings, asked)
+        requester = connected_requester(self._pool.roster, self._settings, self._store, asked)
         settled = await self.approvals.decide(session, requester, str(caller), params)
         failpoint("answer.stored")
         if settled.kind == "plan" and settled.state == "allowed":
@@ -135,4 +140,4 @@ class ApprovalService:
                 input_digest(params.call.agent_tool, params.call.input),
                 "The call contains a stored key. No command needs it: the model is reached without it.",
             )
-        return await self.approvals.ask(session, _ExecutorRequester(executor, self._settings), params)
+        return await self.approvals.ask(session, _ExecutorRequester(executor, self._settings, self._store), params)

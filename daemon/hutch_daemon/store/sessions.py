@@ -27,6 +27,7 @@ __all__ = [
     "insert",
     "list_",
     "of_conversation",
+    "open_folders",
     "page",
     "unprepared_forks",
     "update",
@@ -161,6 +162,12 @@ def page(
 def in_directory(on: Executes, cwd: str) -> tuple[SessionRow, ...]:
     """Return the open sessions whose directory is `cwd`, oldest first."""
     return SESSIONS.all(on, "WHERE cwd = ? AND state = 'open' ORDER BY created_at", (cwd,))
+
+
+def open_folders(on: Executes, account: str) -> tuple[str, ...]:
+    """Return the directories of an account's open sessions, each once."""
+    rows = SESSIONS.all(on, "WHERE account = ? AND state = 'open' ORDER BY created_at", (account,))
+    return tuple(dict.fromkeys(row.cwd for row in rows))
 
 
 def ancestors(on: Executes, session: SessionRow) -> tuple[SessionRow, ...]:

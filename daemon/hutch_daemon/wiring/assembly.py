@@ -123,7 +123,7 @@ async def running_services(opened: Opened, stop_request: StopRequest) -> AsyncIt
         stop_turn=tasks.request_stop,
         plan_approved=leave_plan,
         plan_entered=enter_plan,
-        requester_of=partial(connected_requester, pool.roster, settings),
+        requester_of=partial(connected_requester, pool.roster, settings, store),
         clock=opened.clock,
     )
     layers.project_changed.subscribe(approvals.session_changed)

@@ -22,7 +22,7 @@ from anyio import to_thread
 from hutch_executor.account.commands import run_command
 from hutch_shared import messages as m
 
-__all__ = ["Setup", "login_path", "set_up", "umask_for"]
+__all__ = ["Setup", "enterable", "login_path", "set_up", "umask_for"]
 
 LOGIN_DEADLINE: Final = 5.0
 """Seconds for the login shell, including the account's own start-up files."""
@@ -75,7 +75,7 @@ async def login_path(home: str, shell: str | None = None, *, deadline: float = L
     try:
         with anyio.move_on_after(deadline):
             code = await run_command(
-                argv, lambda chunk: output.extend(chunk[: _OUTPUT_LIMIT - len(output)]), env=env, cwd=_enterable(home)
+                argv, lambda chunk: output.extend(chunk[: _OUTPUT_LIMIT - len(output)]), env=env, cwd=enterable(home)
             )
     except (OSError, ValueError) as error:
         _log.info("the login shell %s cannot be started: %s", shell, error)
@@ -106,7 +106,8 @@ def _shell() -> str:
         return os.environ.get("SHELL", "")
 
 
-def _enterable(home: str) -> str:
+def enterable(home: str) -> str:
+    """Return the home if a program can run in it, otherwise `/`."""
     return home if os.access(home, os.X_OK) and os.path.isdir(home) else "/"
 
 

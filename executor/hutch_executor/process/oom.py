@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from hutch_executor.process.cgroups import read_number
+from hutch_executor.process.tools import find_tool
 
 __all__ = ["agent_first", "find_choom"]
 
@@ -24,11 +24,14 @@ def find_choom() -> str | None:
 
     The first call tries choom, which blocks for a few milliseconds: make it from a thread.
     """
-    choom = shutil.which("choom")
+    choom = find_tool("choom")
     with suppress(OSError, subprocess.TimeoutExpired):
         if choom is not None and (read_number(Path("/proc/self/oom_score_adj")) or 0) < _AGENT_SCORE:
             trial = [choom, "-n", str(_AGENT_SCORE), "--", "true"]
-            if subprocess.run(trial, capture_output=True, timeout=_TRIAL_DEADLINE, check=False).returncode == 0:
+            if (
+                subprocess.run(trial, capture_output=True, timeout=_TRIAL_DEADLINE, check=False, cwd="/").returncode
+                == 0
+            ):
                 return choom
     return None
 

@@ -12,21 +12,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import Any, ClassVar, Final, Literal
 
 import anyio
 import msgspec
 from msgspec import UNSET
 
-from hutch_executor.account.commands import run_command
 from hutch_executor.account.environment import ALLOWED_ENVIRONMENT
 from hutch_executor.account.setup import Setup
-from hutch_executor.process.oom import agent_first
 from hutch_executor.runners.port import DaemonPort
 from hutch_executor.runners.script_language import Line, Step, read_script, read_step
 from hutch_executor.sandbox.command import SessionSandbox
+from hutch_executor.sandbox.project_programs import run_in_project
 from hutch_shared import messages as m
 from hutch_shared.digest import input_digest
 from hutch_shared.errors import HutchError, Reason
@@ -232,34 +230,20 @@ class ScriptRunner:
         assert self._session is not None
         argv: Sequence[str] = ["/bin/sh", "-c", str(judged.get("command", ""))]
         output = bytearray()
-        async with self._sandboxed(argv, self.setup.environ()) as (argv, env, inherited):
-            try:
-                code = await run_command(
-                    agent_first(argv),
-                    lambda chunk: output.extend(chunk[: OUTPUT_LIMIT - len(output)]),
-                    cwd=self._session.cwd,
-                    env=env,
-                    umask=self.setup.umask,
-                    pass_fds=inherited,
-                )
-            except OSError as error:
-                return f"The command could not be started: {error.strerror}.", True
-        return output.decode(errors="replace"), code != 0
-
-    @asynccontextmanager
-    async def _sandboxed(
-        self, argv: Sequence[str], env: Mapping[str, str]
-    ) -> AsyncIterator[tuple[Sequence[str], Mapping[str, str], tuple[int, ...]]]:
-        """Yield argv, environment and descriptors of the command in the session's sandbox, if it has one."""
-        if self._sandbox is None or self._session is None:
-            yield argv, env, ()
-            return
-        allowed = {name: value for name, value in env.items() if ALLOWED_ENVIRONMENT.fullmatch(name)}
-        allowed |= {"HOME": self._session.home, "PWD": self._session.cwd}
-        command = await anyio.to_thread.run_sync(self._sandbox.wrap, argv, allowed)
+        env = self.setup.environ()
+        if self._sandbox is not None:
+            env = {name: value for name, value in env.items() if ALLOWED_ENVIRONMENT.fullmatch(name)}
+            env |= {"HOME": self._session.home, "PWD": self._session.cwd}
         try:
-            yield command.argv, command.env, command.descriptors
-        except FileNotFoundError as error:  # bubblewrap was removed meanwhile
-            raise HutchError(Reason.ISOLATION_UNAVAILABLE, f"The sandbox is gone: {error}") from error
-        finally:
-            command.close()
+            code = await run_in_project(
+                self._sandbox,
+                argv,
+                lambda chunk: output.extend(chunk[: OUTPUT_LIMIT - len(output)]),
+                cwd=self._session.cwd,
+                env=env,
+                read_only=False,  # it is a command of the agent
+                umask=self.setup.umask,
+            )
+        except OSError as error:
+            return f"The command could not be started: {error.strerror}.", True
+        return output.decode(errors="replace"), code != 0

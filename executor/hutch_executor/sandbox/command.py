@@ -88,11 +88,12 @@ class SessionSandbox:
         write: Iterable[str] = (),
         sockets: Iterable[str] = (),
         taken: Iterable[str] = (),
+        read_only: bool = False,
     ) -> SandboxedCommand:
         """Return `argv` as a command in the sandbox. First tries the sandbox with a command that does nothing.
 
-        `show`, `write`, `sockets` and `taken` are as in `plan_sandbox`. `isolation_unavailable`, with the reason, if
-        the sandbox cannot be made.
+        `show`, `write`, `sockets`, `taken` and `read_only` are as in `plan_sandbox`. `isolation_unavailable`, with the
+        reason, if the sandbox cannot be made.
         """
         spec, session = self._spec, self._session
         git = git_dirs(session.cwd)
@@ -100,10 +101,11 @@ class SessionSandbox:
             spec,
             session.cwd,
             session.home,
-            show=(*show, *PROGRAMS, *git.show),
-            write=(*write, *git.write, *self._private_places()),
+            show=(*show, *PROGRAMS, *git.show, *(git.write if read_only else ())),
+            write=(*write, *(() if read_only else git.write), *self._private_places()),
             sockets=sockets,
             taken=taken,
+            read_only=read_only,
         )
         enforced = enforce(plan, sockets=bool(sockets))
         try:

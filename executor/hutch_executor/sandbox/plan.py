@@ -95,6 +95,7 @@ def plan_sandbox(
     write: Iterable[str] = (),
     sockets: Iterable[str] = (),
     taken: Iterable[str] = (),
+    read_only: bool = False,
     environ: Mapping[str, str] = os.environ,
 ) -> SandboxPlan:
     """Plan a sandbox whose commands run in `cwd`. Looks at the file system.
@@ -103,10 +104,12 @@ def plan_sandbox(
     `taken` are paths at which nothing can be made inside. `environ` gives the XDG variables. Left out are paths that do
     not exist, and paths through a link that an agent could have made. `isolation_unavailable` if no sandbox is
     possible: `cwd` is or contains the home or a place of the system, or lies in a hidden place.
+    With `read_only`, `cwd` can be read and not be changed.
     """
     _require_fit(os.path.realpath(cwd), home, spec.hide)
-    show, write, sockets = (*spec.show, *show), (*spec.write, *write, cwd), tuple(sockets)
-    writable = [os.path.realpath(path) for path in write]
+    show, write, sockets = (*spec.show, *show), (*spec.write, *write), tuple(sockets)
+    writable = [os.path.realpath(path) for path in (*write, cwd)]
+    show, write = (*show, *((cwd,) if read_only else ())), (*write, *(() if read_only else (cwd,)))
     show, write = _fixed(show, writable), _fixed(write, writable)
     places, tools = _shown_places(spec, home, show, writable, environ)
     places |= _existing(write, "write")

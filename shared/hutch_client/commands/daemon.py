@@ -219,6 +219,7 @@ def _logs(given: argparse.Namespace) -> int:
             f"{log} does not exist: only a hutchd that `hutch` started writes it.",
         )
     if given.follow:
+        os.chdir("/")
         os.execvp("tail", ["tail", "-n", str(given.lines), "-F", str(log)])  # noqa: S606 - an argv list, and no shell
     print(plain(log_tail(log, lines=given.lines)))
     return exits.OK

@@ -69,7 +69,7 @@ def _sudo_rule() -> int:
     if visudo is None:
         print("There is no visudo here: the rule was not checked.", file=sys.stderr)
         return exits.OK
-    checked = subprocess.run([visudo, "-cf", "-"], input=text, capture_output=True, text=True, check=False)
+    checked = subprocess.run([visudo, "-cf", "-"], input=text, capture_output=True, text=True, check=False, cwd="/")
     if checked.returncode:
         print(f"visudo refuses the rule: {plain(checked.stderr or checked.stdout).strip()}", file=sys.stderr)
         return exits.FAILED

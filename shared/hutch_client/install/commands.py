@@ -14,7 +14,7 @@ _TIMEOUT: Final = 120.0
 def try_command(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, at most two minutes. A command that cannot be started has the return code 1."""
     try:
-        return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_TIMEOUT)
+        return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_TIMEOUT, cwd="/")
     except (OSError, subprocess.TimeoutExpired) as error:
         return subprocess.CompletedProcess(list(argv), 1, "", str(error))
 

@@ -15,10 +15,11 @@ from typing import Final
 
 import claude_agent_sdk
 
-from hutch_executor.account.environment import ALLOWED_ENVIRONMENT
+from hutch_executor.account.environment import ALLOWED_ENVIRONMENT, TEMPORARY
 from hutch_executor.runners.claude.shell import shell_variables
 from hutch_executor.runners.claude.spawn import Launch
 from hutch_executor.sandbox.command import SandboxedCommand, SessionSandbox, git_settings
+from hutch_executor.sandbox.project_programs import git_reading
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from hutch_shared.secret import Secret
@@ -116,6 +117,7 @@ def build(
     env = {name: value for name, value in environ.items() if ALLOWED_ENVIRONMENT.fullmatch(name)}
     env |= shell_variables(env, in_sandbox=session.sandbox is not None)
     env |= {"HOME": session.home, "PWD": session.cwd} | _FIXED | _NO_SOCKET | git_settings()
+    env |= git_reading(env.get("PATH", os.defpath), _changeable(session, config))
     env["CLAUDE_CONFIG_DIR"] = config
     env["CLAUDE_CODE_MAX_RETRIES"] = str(retries)
     env["CLAUDE_BYTE_STREAM_IDLE_TIMEOUT_MS"] = str(round(stream_idle * 1000))
@@ -134,6 +136,12 @@ def build(
     variable = "OAUTH_TOKEN" if grant.auth == "bearer" else "API_KEY"
     key = {f"CLAUDE_CODE_{variable}_FILE_DESCRIPTOR": Secret(grant.value)}
     return Launch(tuple(argv), session.cwd, env, key, documents)
+
+
+def _changeable(session: m.PrepareSession, config: str) -> tuple[str, ...]:
+    """Return the places that the session's agent may change."""
+    write = session.sandbox.write if session.sandbox is not None else ()
+    return (session.cwd, config, *TEMPORARY, *write)
 
 
 def sandboxed(

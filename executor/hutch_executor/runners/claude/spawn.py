@@ -8,7 +8,6 @@ they can be killed even if the CLI is gone.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,6 +20,7 @@ from anyio.abc import Process
 from claude_agent_sdk import CLIConnectionError
 
 from hutch_executor.process.oom import agent_first
+from hutch_executor.process.tools import find_tool
 from hutch_shared.secret import Secret
 
 __all__ = ["Launch", "feed", "kill_marked", "marked", "spawn"]
@@ -99,7 +99,7 @@ def kill_marked(mark: str) -> bool:
 
 def _dies_with_us() -> list[str]:
     """Return the prefix that makes the CLI die with this process. Without it the CLI would finish its turn alone."""
-    setpriv = shutil.which("setpriv")
+    setpriv = find_tool("setpriv")
     return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
 
 
