@@ -218,6 +218,7 @@ def test_without_a_sandbox_the_command_is_refused_with_the_reason(
     [
         ("bwrap: Can't find /newroot/etc/shadow in mount table", ""),
         ("bwrap: Can't bind mount: Unable to mount source on destination: No such file or directory", ""),
+        ("hutch: this command was not run: /etc/gshadow can be seen in the sandbox.", ""),
         ("bwrap: No permissions to create new namespace", "bwrap: No permissions to create new namespace"),
     ],
 )

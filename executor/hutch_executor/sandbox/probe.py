@@ -45,8 +45,10 @@ REPLACED: Final = (
     "realpath(destination): No such file or directory",
     "in mount table",
     "with correct flags: Invalid argument",
+    "can be seen in the sandbox",
 )
-"""What bubblewrap says when a file was replaced while it was being hidden: before, or after it was mounted over."""
+"""What bubblewrap or the look from inside says when a file was replaced while it was being hidden: before it was
+mounted over, or after. A mount ends when its file is replaced outside."""
 _TRIES: Final = 4
 _PAUSE: Final = 0.05
 
