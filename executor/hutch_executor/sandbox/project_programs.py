@@ -104,7 +104,9 @@ _READ: Final = {
         "",
     ),
 }
-"""The subcommands that only read, with the options that go after the caller's."""
+"""The subcommands that only read, with the options that go before the caller's."""
+_CONTRARY: Final = "--ext-d* --textc* --ignore-sub* --submodule* --recurse-sub*"
+"""Options of the caller that those would lose against. They are left out; also if they are shortened, as git allows."""
 _READ_IN_SOME_FORMS: Final = {
     "branch": "-a -r -v -vv --all --remotes --list --show-current --contains* --merged* --format=* --sort=*",
     "config": "-l -z --list --get* --local --global --system --worktree --includes --type=* --bool get list",
@@ -126,6 +128,7 @@ def git_reading(path: str, changeable: Iterable[str]) -> dict[str, str]:
         *(f"driver {section} {name} {value}" for section, name, value in _DRIVERS),
         *(f"env {name} {value}" for name, value in _ENVIRONMENT.items()),
         *(f"unset {name}" for name in _UNSET),
+        f"contrary {_CONTRARY}",
         *(f"read {name} {options}".rstrip() for name, options in _READ.items()),
         *(f"only {name} {patterns}" for name, patterns in _READ_IN_SOME_FORMS.items()),
         "end",
