@@ -108,12 +108,16 @@ _READ: Final = {
 _CONTRARY: Final = "--ext-d* --textc* --ignore-sub* --submodule* --recurse-sub*"
 """Options of the caller that those would lose against. They are left out; also if they are shortened, as git allows."""
 _READ_IN_SOME_FORMS: Final = {
-    "branch": "-a -r -v -vv --all --remotes --list --show-current --contains* --merged* --format=* --sort=*",
+    "branch": "-D -a -r -v -vv --all --remotes --list --show-current --contains* --merged* --format=* --sort=*",
     "config": "-l -z --list --get* --local --global --system --worktree --includes --type=* --bool get list",
     "remote": "-v get-url",
-    "worktree": "list",
+    "worktree": "list add remove lock unlock prune",
 }
-"""Subcommands that read if their first argument is one of these patterns, or missing."""
+"""Subcommands that are allowed if their first argument is one of these patterns, or missing.
+
+They read, but for `worktree` and `branch -D`: the CLI makes and removes the worktree of a sub-agent whose call asks for
+one and was allowed. Files come into it without filters and hooks.
+"""
 
 
 def git_reading(path: str, changeable: Iterable[str]) -> dict[str, str]:
