@@ -11,6 +11,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +28,7 @@ from hutch_executor.sandbox.seccomp import (
     table_abi,
     watch_rules,
 )
+from tests.programs import bubblewrap, required_program
 
 MACHINES = ("x86_64", "aarch64")
 CALLS = sorted(
@@ -158,6 +160,28 @@ def test_this_machine_has_a_filter() -> None:
 
     assert {call: native.number(call) for call in CALLS} == {call: table.number(call) for call in CALLS}
     assert native.has_x32 == table.has_x32
+
+
+def without_libseccomp(*command: str) -> str:
+    """Run a program of Python where libseccomp cannot be loaded; return its output."""
+    ctypes.CDLL("libseccomp.so.2")
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    library = next(line.split()[-1] for line in maps if "libseccomp" in line)
+    say = (
+        "from hutch_executor.sandbox import seccomp as s; a = s.native_abi(); print(a and hex(a.arch), s.unavailable())"
+    )
+    hidden = [bubblewrap(), "--bind", "/", "/", "--dev", "/dev", "--ro-bind", "/dev/null", library]
+    done = subprocess.run([*hidden, *command, sys.executable, "-c", say], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_without_libseccomp_the_table_serves_or_the_sandbox_says_so() -> None:
+    """A machine with neither has no sandbox, and the sentence names what to install."""
+    machine = os.uname().machine
+    other = without_libseccomp(required_program("setarch"), "i686" if machine == "x86_64" else "linux32")
+
+    assert without_libseccomp() == hex(abi_of(machine).arch)
+    assert other.startswith("None libseccomp is not installed, and Hutch has no table of system calls for ")
 
 
 @pytest.mark.parametrize("machine", MACHINES)

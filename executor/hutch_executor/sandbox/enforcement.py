@@ -152,9 +152,9 @@ def _enforce_landlock(
     ruleset = landlock.make_ruleset(landlock.rules_for(plan.places), network=network, abi=abi)
     try:
         supervisor = _Supervisor([path for path, access in plan.places.items() if access == "write"])
-    except OSError:
+    except (OSError, RuntimeError) as error:  # RuntimeError: the session may start no more threads
         os.close(ruleset)
-        raise
+        raise _unavailable(f"The supervisor of the sandbox cannot be started: {error}") from error
     program = confine_argv(seccomp.assemble(rules, known), ruleset, supervisor.given)
     enforced = Enforced((*program, *check), plan.cwd, (ruleset, supervisor.given))
     enforced.supervise(supervisor)
@@ -181,7 +181,12 @@ class _Supervisor:
         """The descriptor that the confined program inherits. Its owner is `Enforced`."""
         self._serving: list[ModeChanges] = []
         self._thread = threading.Thread(target=self._receive, name="hutch-supervisor", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._ours.close()
+            os.close(self.given)
+            raise
 
     def __repr__(self) -> str:
         return f"<_Supervisor of {len(self._serving)} listeners>"

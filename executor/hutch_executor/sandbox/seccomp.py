@@ -208,7 +208,7 @@ def unavailable() -> str:
     """Return a sentence if no filter can be built here; empty if one can."""
     if native_abi() is not None:
         return ""
-    return f"there is neither libseccomp nor a table of system calls for {os.uname().machine}"
+    return f"libseccomp is not installed, and Hutch has no table of system calls for {os.uname().machine}"
 
 
 def table_abi(machine: str) -> Abi | None:
