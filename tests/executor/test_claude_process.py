@@ -87,6 +87,18 @@ print('{"type":"result","told":' + sys.stdin.readline().strip() + '}')
         assert control == []
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
+async def test_no_other_process_can_write_to_the_clis_input_or_output() -> None:
+    """A pipe could be opened in /proc by each command of the agent, which would then speak for Hutch or the CLI."""
+    async with started("import sys; print(sys.stdin.readline(), flush=True)") as (process, _):
+        for stream in (0, 1):
+            with pytest.raises(OSError, match="No such device or address"):
+                os.open(f"/proc/{process.pid}/fd/{stream}", os.O_WRONLY)
+        await process.write('{"type":"result"}\n')
+
+        assert await all_of(process) == [b'{"type":"result"}']
+
+
 async def test_a_line_that_is_not_json_is_a_message_like_others() -> None:
     """Its reader reports it; the lines after it are read."""
     program = """print('{"type":"assistant"}', '{"type":"us', '{"type":"result"}', sep=chr(10))"""

@@ -247,8 +247,45 @@ def test_the_commands_of_an_agent_close_unix_sockets(place: Path) -> None:
     (place / "agents").mkdir(mode=0o700)
     dial = f"import socket; socket.socket(socket.AF_UNIX).connect({str(place / 'secret.sock')!r}); print('there')"
     agent = shlex.join(["python3", "-c", dial])
-    command = f'{agent}; set -- {agent}; eval "${CONFINE} "\'"$@"\' 2>&1 | tail -1'
+    command = f"exec {agent}"
+    confined = f'set -- {agent}; eval "exec ${CONFINE} "\'"$@"\''
     with closing(SessionSandbox(session_in(place, spec_of(place)), spec_of(place))) as sandbox:
-        said = run(sandbox, place, command, {"PATH": "/usr/bin:/bin"}, sockets=[str(place)])
+        said = [
+            run(sandbox, place, one, {"PATH": "/usr/bin:/bin"}, sockets=[str(place)]).splitlines()[-1]
+            for one in (command, confined)
+        ]
 
-    assert said.splitlines() == ["there", "PermissionError: [Errno 1] Operation not permitted"]
+    assert said == ["there", "PermissionError: [Errno 1] Operation not permitted"]
+
+
+def test_what_an_agent_starts_opens_no_unix_socket(place: Path) -> None:
+    """Whatever starts it: a program that git starts for the agent, as a file says that a command wrote, is not it."""
+    needs_landlock()
+    (place / "agents").mkdir(mode=0o700)
+    agent = f"""
+import os, socket, subprocess, sys, threading
+
+def dial():
+    try:
+        socket.socket(socket.AF_UNIX).connect({str(place / "secret.sock")!r})
+        return "there"
+    except OSError as error:
+        return error.strerror
+
+if len(sys.argv) == 1:
+    found = []
+    thread = threading.Thread(target=lambda: found.append(dial()))
+    thread.start()
+    thread.join()
+    child = subprocess.run([sys.executable, __file__, "child"], stdout=subprocess.PIPE, text=True).stdout.strip()
+    print(dial(), found[0], child, sep=", ", flush=True)
+    if os.fork() == 0:
+        print(dial(), flush=True)
+else:
+    print(dial())
+"""
+    (place / "work" / "agent.py").write_text(agent)
+    with closing(SessionSandbox(session_in(place, spec_of(place)), spec_of(place))) as sandbox:
+        said = run(sandbox, place, "exec python3 agent.py", {"PATH": "/usr/bin:/bin"}, sockets=[str(place)])
+
+    assert said.splitlines() == ["there, there, Operation not permitted", "Operation not permitted"]

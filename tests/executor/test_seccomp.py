@@ -213,6 +213,7 @@ def test_a_command_gets_no_unix_socket_but_connected_pairs(machine: str) -> None
         return judged((*agent_rules(), *command_rules()), machine, call, *arguments)
 
     assert (outcome("socket", 1, 1), outcome("socket", 2, 1)) == ("EPERM", ALLOWED)
+    assert judged(command_rules(supervised=True), machine, "socket", 1, 1) == "watched"
     assert [outcome("socketpair", 1, kind) for kind in (1, 5, 1 | nonblocking)] == [ALLOWED] * 3
     assert [outcome("socketpair", 1, kind) for kind in (2, 2 | nonblocking, 3)] == ["EPERM"] * 3  # 3: SOCK_RAW
 

@@ -68,8 +68,14 @@ async def test_the_cli_keeps_its_files_in_the_sessions_directory(
     assert transcript.stem == end.agent_session
 
 
-async def test_the_cli_obeys_nothing_that_the_agent_left_in_its_directory(tmp_path: Path) -> None:
-    """Settings, hooks, servers, instructions, notes and plugins there are neither loaded nor run."""
+@pytest.mark.parametrize("others", [(), (".config.json",)], ids=["now", "formerly"])
+async def test_the_cli_obeys_nothing_that_the_agent_left_in_its_directory(
+    tmp_path: Path, others: tuple[str, ...]
+) -> None:
+    """Settings, hooks, servers, variables, instructions, notes and plugins there are neither loaded nor run.
+
+    The CLI's own state has two names; of both the former one counts.
+    """
     config, ran = tmp_path / "agents" / "s-1", tmp_path / "ran"
     ran.mkdir()
     run = {"hooks": [{"type": "command", "command": f"touch {ran}/hook"}]}
@@ -89,7 +95,10 @@ async def test_the_cli_obeys_nothing_that_the_agent_left_in_its_directory(tmp_pa
         "settings.local.json": json.dumps(settings),
         "managed-settings.json": json.dumps(settings),
         "remote-settings.json": json.dumps(settings),
-        ".claude.json": json.dumps({**servers, "projects": {work: servers}, "hooks": settings["hooks"]}),
+        ".claude.json": json.dumps(
+            {**servers, "projects": {work: servers}, "hooks": settings["hooks"], "env": settings["env"]}
+        ),
+        **{name: json.dumps({"env": settings["env"]}) for name in others},
         "CLAUDE.md": "MARK-PLANTED",
         "rules/x.md": "MARK-PLANTED",
         "agents/x.md": "---\nname: x\ndescription: MARK-PLANTED\n---\nMARK-PLANTED",

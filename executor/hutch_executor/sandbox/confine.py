@@ -4,7 +4,8 @@
 
 - RULESET: the inherited descriptor of a Landlock ruleset that `landlock` made, or `-`.
 - FILTER: the instructions of a seccomp filter (see `seccomp`) in hexadecimal digits.
-- SUPERVISOR: an inherited descriptor of a socket, which gets the listener for the filter's notifications; or `-`.
+- SUPERVISOR: an inherited descriptor of a socket, which gets the listener for the filter's notifications, with the
+  process id of the command; or `-`.
 
 It drops every capability and forbids new privileges first: an agent of uid 0 has none in bubblewrap either. What it
 confines can never be undone, and every child inherits it. If a step fails, the command does not run (exit code 126,
@@ -138,7 +139,9 @@ def main(arguments: list[str]) -> None:
         listener = install_filter(bytes.fromhex(instructions), supervised=supervisor != "-")
         if listener is not None:
             connection = _socket.socket(fileno=int(supervisor))
-            connection.sendmsg([b"\n"], [(_SOL_SOCKET, _SCM_RIGHTS, listener.to_bytes(4, sys.byteorder))])
+            connection.sendmsg(
+                [b"%d\n" % os.getpid()], [(_SOL_SOCKET, _SCM_RIGHTS, listener.to_bytes(4, sys.byteorder))]
+            )
             connection.close()
             os.close(listener)
         fault = find_fault()

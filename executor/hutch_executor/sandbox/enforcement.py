@@ -27,6 +27,8 @@ __all__ = ["Enforced", "abi_of", "command_filter", "enforce"]
 
 _log: Final = logging.getLogger(__name__)
 
+_NUMBER: Final = 32
+"""Bytes of a message with a process id: each comes with a descriptor, so none is joined with the next."""
 _CHECK: Final = """
 refuse() { printf 'hutch: this command was not run: %s.\\n' "$1" >&2; exit 126; }
 while read -r name value rest; do
@@ -112,7 +114,8 @@ def abi_of(limit: int = landlock.NEWEST) -> int:
 def enforce(plan: SandboxPlan, *, sockets: bool, abi: int | None = None) -> Enforced:
     """Make the sandbox. `isolation_unavailable`, with the reason, if that is not possible here. Blocks for a moment.
 
-    Without `sockets` its commands open no Unix socket under Landlock; with bubblewrap they reach those that are shown.
+    With `sockets` a command opens Unix sockets under Landlock, but no process that it starts; without them neither
+    does. With bubblewrap they reach those that are shown.
     `abi` is the Landlock ABI to use.
     """
     known = seccomp.native_abi()
@@ -147,7 +150,7 @@ def _enforce_landlock(
     network = plan.network == "full"
     rules = [*seccomp.agent_rules(network=network), *seccomp.landlock_rules()]
     rules += seccomp.file_rules(truncates=landlock.truncates(abi))
-    rules += [] if sockets else seccomp.command_rules()
+    rules += seccomp.command_rules(supervised=sockets)
     rules += seccomp.watch_rules((*WATCHED, *(TRUNCATE if landlock.truncates(abi) else ())))
     ruleset = landlock.make_ruleset(landlock.rules_for(plan.places), network=network, abi=abi)
     try:
@@ -203,12 +206,12 @@ class _Supervisor:
     def _receive(self) -> None:
         with suppress(OSError):
             while True:
-                data, passed, _, _ = socket.recv_fds(self._ours, 1, 1)
+                data, passed, _, _ = socket.recv_fds(self._ours, _NUMBER, 1)
                 if not data:
                     return
                 for listener in passed:
                     try:
-                        self._serving.append(ModeChanges(listener, self._writable))
+                        self._serving.append(ModeChanges(listener, self._writable, int(data)))
                     except (OSError, RuntimeError) as error:  # the listener is closed: the command's calls fail
                         _log.warning("a command can change no mode or owner: %s", error)
 

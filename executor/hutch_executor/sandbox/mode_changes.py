@@ -1,4 +1,5 @@
 """Performs an agent's changes of mode and owner for it, in writable places only: Landlock does not cover them.
+Lets the agent's own process open Unix sockets, and no process that it starts.
 
 A seccomp filter of the agent stops each call in `WATCHED` (and `TRUNCATE`, before Landlock's ABI 3) until the executor
 has answered. A thread makes the change itself, as the kernel would have for the agent, and answers with the outcome.
@@ -18,6 +19,11 @@ with them would carry the account out of the sandbox.
 The thread drops its own capabilities, so that the kernel judges it as it would judge the agent, which has none either:
 same account and groups, hence the same owners, permissions on the way, and errors. The agent cannot change its account
 or groups. An agent's numbers in a user namespace of its own would mean others here, so such owners are refused.
+
+A Unix socket leads out of the sandbox by its path, and the agent needs one, to reach the broker. What it starts needs
+none, whatever starts it: a command, a tool of its own, or a program that a file in its working directory or its home
+names, such as git's filters. So a call is the agent's own if its thread belongs to the process that confined itself and
+became the agent. A descriptor of that process shows that it has not ended, so that its number means it and no other.
 
 What the kernel would do and this does not: pass through a magic link of /proc other than the caller's own descriptors
 and directories (ELOOP); change a file that lost its name while it has another one, a name longer than 4,095 bytes, a
@@ -42,6 +48,7 @@ import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from hutch_executor.sandbox.seccomp import native_abi, unavailable
@@ -55,6 +62,10 @@ TRUNCATE: Final = ("truncate",)
 
 _RECV, _SEND, _ID_VALID, _SET_FLAGS = 0xC050_2100, 0xC018_2101, 0x4008_2102, 0x4008_2104
 _SYNC_WAKE_UP: Final = 1
+_CONTINUE: Final = 1
+"""The answer that lets the kernel make the call: its arguments are numbers, which nobody can change meanwhile."""
+_SOCKET: Final = "socket"
+"""The call that opens a socket. The filter passes on those for Unix sockets only."""
 _NOTIFICATION: Final = struct.Struct("=QIIiIQ6Q")
 """id, pid, flags; then the call: number, ABI, instruction, arguments."""
 _RESPONSE: Final = struct.Struct("=QqiI")
@@ -112,11 +123,12 @@ class _Writable(NamedTuple):
 class ModeChanges:
     """The supervisor of one seccomp filter: its thread answers every call of the processes under it."""
 
-    def __init__(self, listener: int, writable: Sequence[str]) -> None:
+    def __init__(self, listener: int, writable: Sequence[str], agent: int | None = None) -> None:
         """Own the filter's `listener` from now on, also if this fails, and start to answer.
 
-        `writable` are the places, files or directories; one that does not exist holds nothing. OSError; RuntimeError
-        if the process may start no thread, or no filter can be made on this platform.
+        `writable` are the places, files or directories; one that does not exist holds nothing. `agent` is the process
+        that may open Unix sockets; None: none may. OSError; RuntimeError if the process may start no thread, or no
+        filter can be made on this platform.
         """
         self._descriptors = [listener]
         self._listener = listener
@@ -126,6 +138,8 @@ class ModeChanges:
         try:
             self._calls = _native_calls()
             self._own_names = os.readlink("/proc/self/ns/user")
+            self._agent = agent
+            self._alive = self._open_agent(agent)
             self._places = [place for path in writable if (place := self._hold(path)) is not None]
             self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._thread = threading.Thread(target=self._run, name="mode-changes", daemon=True)
@@ -147,6 +161,17 @@ class ModeChanges:
             if self._wake is not None:
                 os.eventfd_write(self._wake, 1)
         self._thread.join(_CLOSE_DEADLINE)
+
+    def _open_agent(self, agent: int | None) -> int | None:
+        """Return a descriptor of the agent's process, which is readable from its end on. None if it has ended."""
+        if agent is None:
+            return None
+        try:
+            alive = os.pidfd_open(agent)
+        except ProcessLookupError:
+            return None
+        self._descriptors.append(alive)
+        return alive
 
     def _hold(self, path: str) -> _Writable | None:
         try:
@@ -199,9 +224,14 @@ class ModeChanges:
             self._answer(*_NOTIFICATION.unpack(notification))
 
     def _answer(self, call_id: int, pid: int, _flags: int, number: int, arch: int, _at: int, *arguments: int) -> None:
+        error = flags = 0
         try:
-            self._perform(call_id, pid, _parse(self._calls[arch, number], arguments))
-            error = 0
+            name = self._calls[arch, number]
+            if name == _SOCKET:
+                self._require_agent(call_id, pid)
+                flags = _CONTINUE
+            else:
+                self._perform(call_id, pid, _parse(name, arguments))
         except OSError as refused:
             error = refused.errno or errno.EPERM
         except Exception:  # noqa: BLE001  # one call must not end the answers to all others
@@ -210,9 +240,16 @@ class ModeChanges:
                 self._logged = True
                 _log.exception("an agent's change of a mode or owner was refused")
         with suppress(OSError):  # the caller was killed
-            fcntl.ioctl(self._listener, _SEND, _RESPONSE.pack(call_id, 0, -error, 0))
+            fcntl.ioctl(self._listener, _SEND, _RESPONSE.pack(call_id, 0, -error, flags))
 
     # ------------------------------------------------------------ one call
+
+    def _require_agent(self, call_id: int, thread: int) -> None:
+        """OSError unless the waiting thread is the agent's own."""
+        process = _process_of(thread)
+        self._require_waiting(call_id)  # so `process` is its process
+        if self._alive is None or process != self._agent or _has_ended(self._alive):
+            raise _refused()
 
     def _perform(self, call_id: int, pid: int, change: _Change) -> None:
         """Make the change, or raise OSError with the number that the caller gets."""
@@ -306,7 +343,7 @@ def _native_calls() -> dict[tuple[int, int], str]:
     abi = native_abi()
     if abi is None:
         raise RuntimeError(unavailable())
-    return {(abi.arch, number): name for name in _PARSERS if (number := abi.number(name)) is not None}
+    return {(abi.arch, number): name for name in (*_PARSERS, _SOCKET) if (number := abi.number(name)) is not None}
 
 
 def _parse(name: str, arguments: Sequence[int]) -> _Change:
@@ -346,6 +383,19 @@ _PARSERS: Final[Mapping[str, Callable[..., _Change]]] = {
 """How each call's arguments read: 32-bit values, but addresses and lengths; of a mode, the permission bits."""
 
 # ---------------------------------------------------------------- the caller, in /proc
+
+
+def _has_ended(process: int) -> bool:
+    """Return whether the process that this descriptor names has ended."""
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _process_of(thread: int) -> int:
+    """Return the process that a thread belongs to. OSError if there is no such thread."""
+    status = Path(f"/proc/{thread}/status").read_bytes()
+    return int(status.partition(b"\nTgid:")[2].split(None, 1)[0])
 
 
 def _open_caller(pid: int) -> int:

@@ -247,14 +247,15 @@ def landlock_rules() -> tuple[Rule, ...]:
     )
 
 
-def command_rules() -> tuple[Rule, ...]:
+def command_rules(*, supervised: bool = False) -> tuple[Rule, ...]:
     """Return the rules for a command under Landlock: it opens no Unix socket.
 
-    A pair of connected sockets is allowed, except one of datagrams, which can send to any socket by its path. The
-    kernel makes a pair of datagram sockets of `SOCK_RAW` too.
+    If it is `supervised`, the supervisor decides for each process. A pair of connected sockets is allowed, except one
+    of datagrams, which can send to any socket by its path. The kernel makes a pair of datagram sockets of `SOCK_RAW`
+    too.
     """
     return (
-        Rule("socket", _deny(errno.EPERM), 0, (_AF_UNIX,)),
+        Rule("socket", _NOTIFY if supervised else _deny(errno.EPERM), 0, (_AF_UNIX,)),
         Rule(
             *("socketpair", _deny(errno.EPERM), 1, (_SOCK_STREAM, _SOCK_SEQPACKET)),
             mask=_SOCK_TYPE_MASK,

@@ -356,7 +356,7 @@ def uses_own_lease(on: On, notes: Notes) -> None:
 
 @attempt("control-cli")
 def controls_cli(on: On, notes: Notes) -> None:
-    """Writes into the memory of the CLI that started it: the byte that is there."""
+    """Writes into the memory of the CLI that started it, the byte that is there, and into its input and output."""
     for pid in ancestors():
 
         def write(pid: int = pid) -> str:
@@ -369,6 +369,14 @@ def controls_cli(on: On, notes: Notes) -> None:
 
         if b"claude" in _command(pid):
             notes.attempt(f"memory of {pid}", write)
+        if _command(pid).split(b"\0")[0].endswith(b"/claude"):
+            for stream in (0, 1):
+
+                def speak(path: str = f"/proc/{pid}/fd/{stream}") -> str:
+                    with open(path, "w") as file:
+                        return "written" if file.write("\n") else ""
+
+                notes.attempt(f"stream {stream} of {pid}", speak)
 
 
 @attempt("take-lease")

@@ -30,6 +30,8 @@ __all__ = ["ConfigDirectory", "transcripts_name", "unknown_conversation"]
 
 TRANSCRIPT_LIMIT: Final = 512 << 20
 """Bytes of the longest transcript that is carried over."""
+_OWN_SETTINGS: Final = (".claude.json", ".config.json")
+"""The files in which the CLI keeps its own state, by their present and their former name. It obeys `env` in them."""
 _NOTE: Final = "hutch-conversation"
 """The file with the id of a conversation whose first turn has begun. The CLI reads no file of this name."""
 _NOTE_LIMIT: Final = 200
@@ -78,6 +80,19 @@ class ConfigDirectory:
                     raise HutchError(Reason.AGENT_UNAVAILABLE, why) from error
                 return True
         return False
+
+    def forget_settings(self) -> None:
+        """Remove the CLI's own settings before it starts, since the agent could write them.
+
+        The environment variables there would be the CLI's and its commands'. The CLI makes the file anew.
+        """
+        try:
+            with Tree(os.path.realpath(self.path)) as own:
+                for name in _OWN_SETTINGS:
+                    own.remove(name)
+        except (OSError, UnfitFileError) as error:
+            why = f"The CLI's settings in {self.path} cannot be removed: {error}."
+            raise HutchError(Reason.AGENT_UNAVAILABLE, why) from error
 
     def note(self, conversation: str | None) -> None:
         """Note the conversation that begins now, or that there is none any more. OSError, UnfitFileError."""

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import anyio
-from anyio.abc import ByteReceiveStream, Process
+from anyio.abc import ByteReceiveStream, Process, SocketStream
 from claude_agent_sdk import CLIConnectionError, Transport
 
 from hutch_executor.runners.claude.lines import (
@@ -89,6 +89,8 @@ class ClaudeProcess(Transport):
         """Prepare; `connect` starts the process."""
         self._launch = launch
         self._process: Process | None = None
+        self._input: SocketStream | None = None
+        self._output: SocketStream | None = None
         self._writing = anyio.Lock()
         self._ready = False
         self._sender, self.messages = anyio.create_memory_object_stream[bytes | SkippedMessage | BrokenOutput](_AHEAD)
@@ -120,27 +122,26 @@ class ClaudeProcess(Transport):
 
     async def connect(self) -> None:
         """Start the CLI and feed it its documents. CLIConnectionError if it cannot be started."""
-        self._process, documents = await spawn(self._launch, self._mark)
+        self._process, self._input, self._output, documents = await spawn(self._launch, self._mark)
         self._ready = True
         await feed(documents)
 
     async def write(self, data: str) -> None:
         """Write one line to the CLI. CLIConnectionError if it accepts no more input."""
         async with self._writing:
-            if not self._ready or self._process is None or self._process.stdin is None:
+            if not self._ready or self._input is None:
                 raise CLIConnectionError("The Claude CLI is not running.")
             try:
-                await self._process.stdin.send(data.encode())  # queued whole: a cancelled caller tears no line
+                await self._input.send(data.encode())  # queued whole: a cancelled caller tears no line
             except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as error:
                 self._ready = False
                 raise CLIConnectionError("The Claude CLI accepts no more input.") from error
 
     async def read_messages(self) -> AsyncIterator[dict[str, Any]]:
         """Yield control messages to the SDK; put every other message into `messages`, as its bytes."""
-        assert self._process is not None
-        assert self._process.stdout is not None
+        assert self._output is not None
         try:
-            async with aclosing(self._lines(self._process.stdout)) as lines:
+            async with aclosing(self._lines(self._output)) as lines:
                 async for line in lines:
                     self.lines += 1
                     if isinstance(line, SkippedMessage):
@@ -302,9 +303,9 @@ class ClaudeProcess(Transport):
 
     async def end_input(self) -> None:
         """Close the CLI's input; it then ends by itself."""
-        if self._process is not None and self._process.stdin is not None:
+        if self._input is not None:
             with suppress(OSError):  # it has ended already
-                await self._process.stdin.aclose()
+                await self._input.send_eof()
 
     async def close(self, grace: float = 2.0) -> None:
         """Close the CLI's input, wait `grace` seconds, then kill everything that came from it. Safe to call twice.
@@ -325,7 +326,7 @@ class ClaudeProcess(Transport):
                 await process.wait()
                 while self.kill():  # noqa: ASYNC110 -- nothing reports that a grandchild ended or forked
                     await anyio.sleep(0.01)
-            for stream in (process.stdin, process.stdout, process.stderr):
+            for stream in (self._input, self._output, process.stderr):
                 if stream is not None:
                     with suppress(OSError):
                         await stream.aclose()

@@ -221,6 +221,7 @@ class ClaudeRunner:
         launch = replace(launch, umask=self.setup.umask)
         if self._scratch is not None:
             launch = replace(launch, env={**launch.env, "CLAUDE_CODE_TMPDIR": self._scratch})
+        await anyio.to_thread.run_sync(self._config.forget_settings)
         command: SandboxedCommand | None = None
         broker = None
         if self._sandbox is not None:

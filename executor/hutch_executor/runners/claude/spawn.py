@@ -1,14 +1,18 @@
 """Starts the Claude CLI, and finds every process that came from it.
 
 Secret documents (the key, MCP settings, prompts) reach the CLI through pipes. They are in no command line, environment
-or file, and a pipe that was read is empty. Every process of one start inherits a variable with a random mark, so that
-they can be killed even if the CLI is gone.
+or file, and a pipe that was read is empty. The CLI's input and output are sockets: whoever may look into a process can
+open its pipes in /proc and write there, but no socket. So an agent's command can neither answer permission requests for
+hutchd, nor send the CLI control messages, nor speak as the CLI.
+
+Every process of one start inherits a variable with a random mark, so that they can be killed even if the CLI is gone.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 import anyio
-from anyio.abc import Process
+from anyio.abc import Process, SocketStream
 from claude_agent_sdk import CLIConnectionError
 
 from hutch_executor.process.oom import agent_first
@@ -46,12 +50,16 @@ class Launch:
     """The umask of the CLI; -1 for this process's own."""
 
 
-async def spawn(launch: Launch, mark: str) -> tuple[Process, list[tuple[int, Secret]]]:
-    """Start the CLI; return it and the documents that `feed` must write. CLIConnectionError if it cannot be started."""
+async def spawn(launch: Launch, mark: str) -> tuple[Process, SocketStream, SocketStream, list[tuple[int, Secret]]]:
+    """Start the CLI; return it, its input, its output, and the documents that `feed` must write.
+
+    CLIConnectionError if it cannot be started.
+    """
     argv = [*agent_first((*_dies_with_us(), *launch.argv))]
     env = {**launch.env, _MARK: mark}
     readers: list[int] = []
     feeds: list[tuple[int, Secret]] = []
+    (writes, stdin), (reads, stdout) = socket.socketpair(), socket.socketpair()
     try:
         for name, document in [*launch.in_variables.items(), *launch.after_flags.items()]:
             reader, writer = os.pipe()
@@ -63,22 +71,28 @@ async def spawn(launch: Launch, mark: str) -> tuple[Process, list[tuple[int, Sec
                 argv += [name, f"/dev/fd/{reader}"]
         process = await anyio.open_process(
             argv,
+            stdin=stdin.fileno(),
+            stdout=stdout.fileno(),
             cwd=launch.cwd,
             env=env,
             start_new_session=True,
             pass_fds=[*readers, *launch.inherited],
             umask=launch.umask,
         )
+        return process, await SocketStream.from_socket(writes), await SocketStream.from_socket(reads), feeds
     except BaseException as error:
+        writes.close()
+        reads.close()
         for writer, _ in feeds:
             os.close(writer)
         if isinstance(error, OSError | ValueError):
             raise CLIConnectionError(f"The Claude CLI could not be started: {error}") from error
         raise
     finally:
+        stdin.close()
+        stdout.close()
         for reader in readers:
             os.close(reader)
-    return process, feeds
 
 
 async def feed(documents: list[tuple[int, Secret]]) -> None:
