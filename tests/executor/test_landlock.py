@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +226,33 @@ def test_home_and_temporary_files_are_the_sessions_own(place: Path) -> None:
     assert second == "kept"
     assert sorted(one.name for one in home.iterdir()) == [".cargo", ".gitconfig", ".ssh", "dots"]
     assert list((place / "agents" / "s-1").iterdir()) == []
+
+
+@pytest.mark.parametrize("replaced", ["", "/home", "/tmp", "/home/.cargo"])
+def test_a_link_in_the_place_of_the_home_leads_nowhere(place: Path, replaced: str) -> None:
+    """The executor fills the home again before each start, outside the sandbox; it follows nothing that an agent made.
+
+    A missing folder it makes anew.
+    """
+    needs_landlock()
+    home, victim, spec = place / "home", place / "victim", spec_of(place)
+    for folder in (home / ".cargo/bin", victim, place / "agents"):
+        folder.mkdir(parents=True, mode=0o700)
+    (home / ".cargo/credentials").write_text("# hidden, so that .cargo is a folder of the agent's home")
+    (home / ".gitconfig").write_text("# ours")
+    target = f"{place}/agents/s-1/hutch-scratch{replaced}"
+    env = {"PATH": os.environ["PATH"], "HOME": str(home)}
+    ways = {"write": [str(place / "agents" / "s-1")]}
+    with closing(SessionSandbox(session_in(place, spec), spec)) as sandbox:
+        run(sandbox, place, f"rm -r {target} && ln -s {victim} {target}", env, **ways)
+        with suppress(HutchError):
+            run(sandbox, place, ":", env, **ways)
+        left = list(victim.iterdir())
+        os.unlink(target)
+        again = run(sandbox, place, "ls -d ~ && echo x > $TMPDIR/x && cat ~/.gitconfig", env, **ways)
+
+    assert left == []
+    assert again.endswith("# ours")
 
 
 def test_folders_that_are_not_shown_leave_the_path(place: Path) -> None:

@@ -141,13 +141,7 @@ class SessionSandbox:
             return ()
         if self._private is None:
             agent_dir.make(self._agent_dir)
-            private = agent_dir.make_scratch(self._agent_dir)
-            try:
-                os.mkdir(os.path.join(private, _TMP), 0o700)
-            except OSError as error:
-                why = f"Temporary files of the agent cannot be stored in {private}: {error.strerror}."
-                raise HutchError(Reason.AGENT_UNAVAILABLE, why) from error
-            self._private = private
+            self._private = agent_dir.make_scratch(self._agent_dir)
         return (self._private,)
 
     def _private_variables(self, private: str, plan: SandboxPlan, path: str, *, closes: bool) -> dict[str, str]:
@@ -156,10 +150,12 @@ class SessionSandbox:
         PATH loses the folders that are not shown: a shell would find a program there, and fail to start it.
         """
         home, shown = os.path.join(private, _HOME), landlock.shown_whole(landlock.rules_for(plan.places))
+        folder, scratch = os.path.split(private)
         try:
-            private_home.fill(home, self._session.home, shown, plan.links)
+            private_home.make(folder, f"{scratch}/{_TMP}")
+            private_home.fill(folder, f"{scratch}/{_HOME}", self._session.home, shown, plan.links)
         except OSError as error:
-            why = f"The agent's home cannot be made in {private}: {error.strerror}."
+            why = f"The agent's home and temporary files cannot be made in {private}: {error.strerror}."
             raise HutchError(Reason.AGENT_UNAVAILABLE, why) from error
         temporary = os.path.join(private, _TMP)
         variables = {"HOME": home, "TMPDIR": temporary, "TMPPREFIX": f"{temporary}/zsh"}  # zsh's own name for it

@@ -3,39 +3,71 @@
 Landlock mounts nothing, so it cannot put an empty folder over the home, as bubblewrap does. Instead `HOME` names this
 folder. What tools write into their home stays here and is removed with the session's temporary files. A folder of the
 real home of which only a part is shown is a folder here too, so that tools can add to it.
+
+The agent can put a link in the place of each folder here, and this code runs outside its sandbox: it follows none.
 """
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Final
 
-__all__ = ["fill"]
+__all__ = ["fill", "make"]
+
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_UNFIT: Final = (errno.ELOOP, errno.ENOTDIR, errno.EACCES)
+"""The agent put something else than a folder there, or closed it."""
 
 
-def fill(folder: str, home: str, shown: Iterable[str], links: Mapping[str, str]) -> None:
-    """Put a link to each shown path below the home into `folder`, at the same place; `links` are the home's own links.
+def make(top: str, names: str) -> None:
+    """Make the folder `names` below `top`, an existing folder that no agent can replace. OSError if one is a link."""
+    with _opened(top) as start, _below(start, names.split("/")):
+        pass
 
-    What exists in the folder stays, so it can be called before each command. OSError.
+
+def fill(top: str, names: str, home: str, shown: Iterable[str], links: Mapping[str, str]) -> None:
+    """Make the folder `names` as `make` does, and a link in it to each shown path below the home, at the same place.
+
+    `links` are the home's own links. What exists in the folder stays, so it can be called before each command. OSError.
     """
-    os.makedirs(folder, mode=0o700, exist_ok=True)
     entries = dict.fromkeys(shown)
-    for path in sorted({*entries, *links}, key=lambda path: (path.count("/"), path)):
-        for root in dict.fromkeys((home, os.path.realpath(home))):
-            if path.startswith(f"{root}/"):
-                _link(folder, os.path.relpath(path, root), links.get(path, path))
+    with _opened(top) as start, _below(start, names.split("/")) as folder:
+        for path in sorted({*entries, *links}, key=lambda path: (path.count("/"), path)):
+            for root in dict.fromkeys((home, os.path.realpath(home))):
+                if path.startswith(f"{root}/"):
+                    _link(folder, os.path.relpath(path, root), links.get(path, path))
 
 
-def _link(folder: str, name: str, target: str) -> None:
+def _link(folder: int, name: str, target: str) -> None:
     """Make the link unless there is something, or a folder on the way is a link already and so shows it."""
     *above, last = name.split("/")
-    at = folder
-    for part in above:
-        at = os.path.join(at, part)
-        with suppress(FileExistsError):
-            os.mkdir(at, 0o700)
-        if os.path.islink(at) or not os.path.isdir(at):
-            return
+    try:
+        with _below(folder, above) as at, suppress(FileExistsError):
+            os.symlink(target, last, dir_fd=at)
+    except OSError as error:
+        if error.errno not in _UNFIT:
+            raise
+
+
+@contextmanager
+def _opened(path: str, at: int | None = None) -> Iterator[int]:
+    descriptor = os.open(path, _FOLDER, dir_fd=at)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _below(at: int, names: list[str]) -> Iterator[int]:
+    """Open the folder `names` below an open one, through no link; make what is missing. OSError."""
+    if not names:
+        yield at
+        return
     with suppress(FileExistsError):
-        os.symlink(target, os.path.join(at, last))
+        os.mkdir(names[0], 0o700, dir_fd=at)
+    with _opened(names[0], at) as inside, _below(inside, names[1:]) as found:
+        yield found
