@@ -255,6 +255,31 @@ def test_a_link_in_the_place_of_the_home_leads_nowhere(place: Path, replaced: st
     assert again.endswith("# ours")
 
 
+def test_xdg_variables_name_the_agents_home(place: Path) -> None:
+    """Tools find their settings through them, and can write caches, also where the account keeps those elsewhere."""
+    needs_landlock()
+    home, spec = place / "home", spec_of(place)
+    for folder in (home / "conf" / "git", place / "agents", place / "cache"):
+        folder.mkdir(parents=True, mode=0o700)
+    (home / "conf" / "git" / "config").write_text("[x]\ny = settings\n")
+    env = {
+        "PATH": os.environ["PATH"],
+        "XDG_CONFIG_HOME": str(home / "conf"),
+        "XDG_DATA_HOME": f"{home}/data/",
+        "XDG_CACHE_HOME": str(place / "cache"),
+        "XDG_CONFIG_DIRS": "/etc/xdg",
+    }
+    command = (
+        'git config x.y; mkdir -p "$XDG_CACHE_HOME/x" "$XDG_DATA_HOME/x" "$XDG_CONFIG_HOME/x" && ls -A ~'
+        ' && echo "$XDG_CONFIG_DIRS"'
+    )
+    with closing(SessionSandbox(session_in(place, spec), spec)) as sandbox, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(home / "conf"))  # the executor's own, by which it finds what to show
+        said = run(sandbox, place, command, env)
+
+    assert said.splitlines() == ["settings", ".cache", "conf", "data", "/etc/xdg"]
+
+
 def test_folders_that_are_not_shown_leave_the_path(place: Path) -> None:
     """A shell would find a program there and fail to start it, in place of another one that works."""
     needs_landlock()

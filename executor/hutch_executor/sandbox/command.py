@@ -117,7 +117,7 @@ class SessionSandbox:
             if spec.network != "full":
                 inside = {name: value for name, value in inside.items() if name.upper() not in _PROXIES}
             if self._private is not None:
-                inside |= self._private_variables(self._private, plan, inside.get("PATH", ""), closes=bool(sockets))
+                inside |= self._private_variables(self._private, plan, inside, closes=bool(sockets))
             if self._proxy is None:
                 return SandboxedCommand((*enforced.argv, *argv), inside, enforced.descriptors, enforced)
             inside |= {"NODE_USE_ENV_PROXY": "1"}
@@ -144,7 +144,9 @@ class SessionSandbox:
             self._private = agent_dir.make_scratch(self._agent_dir)
         return (self._private,)
 
-    def _private_variables(self, private: str, plan: SandboxPlan, path: str, *, closes: bool) -> dict[str, str]:
+    def _private_variables(
+        self, private: str, plan: SandboxPlan, env: Mapping[str, str], *, closes: bool
+    ) -> dict[str, str]:
         """Fill the home and return the variables for it. With `closes`, one names the program that closes Unix sockets.
 
         PATH loses the folders that are not shown: a shell would find a program there, and fail to start it.
@@ -159,7 +161,8 @@ class SessionSandbox:
             raise HutchError(Reason.AGENT_UNAVAILABLE, why) from error
         temporary = os.path.join(private, _TMP)
         variables = {"HOME": home, "TMPDIR": temporary, "TMPPREFIX": f"{temporary}/zsh"}  # zsh's own name for it
-        if path:
+        variables |= private_home.moved(env, self._session.home, home)
+        if path := env.get("PATH"):
             folders = [one for one in path.split(":") if _is_in(os.path.realpath(one), shown)]
             variables["PATH"] = ":".join(folders) or os.defpath
         if closes:

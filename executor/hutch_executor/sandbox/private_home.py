@@ -15,11 +15,31 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Final
 
-__all__ = ["fill", "make"]
+__all__ = ["fill", "make", "moved"]
 
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _UNFIT: Final = (errno.ELOOP, errno.ENOTDIR, errno.EACCES)
 """The agent put something else than a folder there, or closed it."""
+
+_WRITTEN: Final = {"XDG_CACHE_HOME": ".cache", "XDG_STATE_HOME": ".local/state"}
+"""Variables that name folders which tools write, and the usual place of each in a home."""
+
+
+def moved(env: Mapping[str, str], home: str, folder: str) -> dict[str, str]:
+    """Return XDG variables for an agent whose home is `folder`, in place of those in `env` that name the real one.
+
+    Tools could not write there. A folder for caches or states that lies elsewhere moves into the home, too.
+    """
+    found = {}
+    for name, value in env.items():
+        if not name.startswith("XDG_"):
+            continue
+        root = next((root for root in (home, os.path.realpath(home)) if f"{value}/".startswith(f"{root}/")), None)
+        if root is not None:
+            found[name] = os.path.normpath(os.path.join(folder, os.path.relpath(value, root)))
+        elif value and name in _WRITTEN:
+            found[name] = os.path.join(folder, _WRITTEN[name])
+    return found
 
 
 def make(top: str, names: str) -> None:
