@@ -22,7 +22,7 @@ from hutch_executor.sandbox.enforcement import abi_of, enforce
 from hutch_executor.sandbox.landlock import NEWEST, rules_for
 from hutch_executor.sandbox.places import Access
 from hutch_executor.sandbox.plan import plan_sandbox
-from hutch_executor.sandbox.probe import probe_networks, probe_sandbox
+from hutch_executor.sandbox.probe import make_and_try, probe_networks, probe_sandbox
 from hutch_executor.sandbox.programs import PROGRAMS
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
@@ -68,11 +68,13 @@ def attempt(place: Path, abi: int, *, network: str = "broker-only", sockets: boo
     shown = [str(place / "secret.sock")] if sockets else []
     programs = (*PROGRAMS, str(ATTEMPTS))
     plan = plan_sandbox(spec, str(place / "work"), str(place / "home"), show=programs, sockets=shown)
+    enforced, fault = make_and_try(lambda: enforce(plan, sockets=sockets, abi=abi))
     with (
-        closing(enforce(plan, sockets=sockets, abi=abi)) as enforced,
+        closing(enforced),
         socket.socket(socket.AF_UNIX) as abstract,
         socket.create_server(("127.0.0.1", 0)) as server,
     ):
+        assert fault == ""
         abstract.bind(f"\0hutch-test-{os.getpid()}")
         abstract.listen()
         enforced.ready()

@@ -18,7 +18,7 @@ import pytest
 
 from hutch_executor.sandbox.command import SessionSandbox
 from hutch_executor.sandbox.enforcement import Enforced
-from hutch_executor.sandbox.probe import REPLACED, find_fault
+from hutch_executor.sandbox.probe import REPLACED, make_and_try
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from tests.executor.fake_hutchd import prepare
@@ -226,7 +226,10 @@ def test_a_file_that_is_replaced_while_it_is_hidden_is_no_fault(tmp_path: Path, 
     """An account that is added replaces /etc/shadow. The trial runs again; other faults are reported at once."""
     fails_once = f'cd {tmp_path}; [ -e tried ] || {{ touch tried; echo "$0" >&2; exit 1; }}; exec "$@"'
 
-    assert find_fault(Enforced(("/bin/sh", "-c", fails_once, says), str(tmp_path), ())) == fault
+    made, found = make_and_try(lambda: Enforced(("/bin/sh", "-c", fails_once, says), str(tmp_path), ()))
+    made.close()
+
+    assert found == fault
 
 
 def test_an_invalid_allow_list_is_refused(cwd: Path) -> None:

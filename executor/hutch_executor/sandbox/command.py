@@ -19,7 +19,7 @@ from hutch_executor.sandbox.egress import EgressProxy, NetworkBridge
 from hutch_executor.sandbox.enforcement import Enforced, command_filter, enforce
 from hutch_executor.sandbox.git_dirs import git_dirs
 from hutch_executor.sandbox.plan import SandboxPlan, plan_sandbox
-from hutch_executor.sandbox.probe import find_fault
+from hutch_executor.sandbox.probe import make_and_try
 from hutch_executor.sandbox.programs import PROGRAMS, PROXY_PORT, bridge_argv, confine_argv
 from hutch_shared import messages as m
 from hutch_shared.allow_list import AllowList
@@ -107,9 +107,10 @@ class SessionSandbox:
             taken=taken,
             read_only=read_only,
         )
-        enforced = enforce(plan, sockets=bool(sockets))
+        has_sockets = bool(sockets)
+        enforced, fault = make_and_try(lambda: enforce(plan, sockets=has_sockets), with_bridge=self._proxy is not None)
         try:
-            if fault := find_fault(enforced, with_bridge=self._proxy is not None):
+            if fault:
                 message = f"The sandbox could not be made, and nothing runs without it: {fault}"
                 raise HutchError(Reason.ISOLATION_UNAVAILABLE, message)
             enforced.ready()
@@ -117,7 +118,7 @@ class SessionSandbox:
             if spec.network != "full":
                 inside = {name: value for name, value in inside.items() if name.upper() not in _PROXIES}
             if self._private is not None:
-                inside |= self._private_variables(self._private, plan, inside, closes=bool(sockets))
+                inside |= self._private_variables(self._private, plan, inside, closes=has_sockets)
             if self._proxy is None:
                 return SandboxedCommand((*enforced.argv, *argv), inside, enforced.descriptors, enforced)
             inside |= {"NODE_USE_ENV_PROXY": "1"}

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from typing import Final
 
@@ -21,7 +21,7 @@ from hutch_shared import messages as m
 from hutch_shared.errors import HutchError
 from hutch_shared.hardening import forbid_new_privileges
 
-__all__ = ["REPLACED", "find_fault", "main", "probe_networks", "probe_sandbox"]
+__all__ = ["REPLACED", "find_fault", "main", "make_and_try", "probe_networks", "probe_sandbox"]
 
 _SCRIPT: Final = """
 : > "$PWD/tried" || { echo "the working directory cannot be written"; exit 1; }
@@ -53,23 +53,31 @@ _TRIES: Final = 4
 _PAUSE: Final = 0.05
 
 
-def find_fault(
-    enforced: Enforced, command: Sequence[str] = ("/bin/sh", "-c", ":"), *, with_bridge: bool = False
-) -> str:
-    """Run a small command in the sandbox and return why that failed; empty if it did not. Blocks for a moment.
+def make_and_try(
+    make: Callable[[], Enforced], command: Sequence[str] = ("/bin/sh", "-c", ":"), *, with_bridge: bool = False
+) -> tuple[Enforced, str]:
+    """Make a sandbox and run a small command in it; return it, and why that failed or "". Blocks for a moment.
 
     `with_bridge` tries the network bridge too. A file that is replaced while it is being hidden (/etc/shadow, when an
-    account is added just then) is not a fault: the command runs again.
+    account is added just then) is not a fault: another sandbox is made. The caller closes the one that it gets.
+    HutchError of `make`.
     """
-    for _ in range(_TRIES - 1):
-        fault = _run(enforced, command, with_bridge)
-        if not any(words in fault for words in REPLACED):
-            return fault
+    for left in reversed(range(_TRIES)):
+        enforced = make()
+        try:
+            fault = find_fault(enforced, command, with_bridge=with_bridge)
+        except BaseException:
+            enforced.close()
+            raise
+        if not left or not any(words in fault for words in REPLACED):
+            break
+        enforced.close()
         time.sleep(_PAUSE)
-    return _run(enforced, command, with_bridge)
+    return enforced, fault
 
 
-def _run(enforced: Enforced, command: Sequence[str], with_bridge: bool) -> str:
+def find_fault(enforced: Enforced, command: Sequence[str], *, with_bridge: bool = False) -> str:
+    """Run a small command in the sandbox and return why that failed; empty if it did not. Blocks for a moment."""
     try:
         ours, theirs = socket.socketpair()
         with ours, theirs:
@@ -111,9 +119,10 @@ def probe_sandbox(spec: m.SandboxSpec, home: str) -> str:
     try:
         with workspace() as folder:
             plan = plan_sandbox(spec, folder, home, show=PROGRAMS)
-            with closing(enforce(plan, sockets=False)) as enforced:
-                command = ("/bin/sh", "-c", _SCRIPT, "probe", *spec.hide)
-                fault = find_fault(enforced, command, with_bridge=spec.network == "allow-list")
+            command = ("/bin/sh", "-c", _SCRIPT, "probe", *spec.hide)
+            with_bridge = spec.network == "allow-list"
+            enforced, fault = make_and_try(lambda: enforce(plan, sockets=False), command, with_bridge=with_bridge)
+            with closing(enforced):
                 if not fault and not os.path.exists(os.path.join(folder, "tried")):
                     return "a file written inside does not appear outside"
                 if not fault and spec.kind == "landlock" and spec.network != "full":
