@@ -220,21 +220,6 @@ async def test_a_missing_object_is_not_fetched(hostile: HostileRepository) -> No
     assert "fetched" in hostile.ran()
 
 
-def test_it_closes_unix_sockets_where_commands_do(tmp_path: Path) -> None:
-    """Under Landlock a command goes before git that confines it, as it does before an agent's commands."""
-    fake = tmp_path / "bin" / "git"
-    fake.parent.mkdir()
-    fake.write_text('#!/bin/sh\necho "confined=$CONFINED $*"\n')
-    fake.chmod(0o755)
-    env = {**git_reading(f"{fake.parent}:/usr/bin:/bin", ()), "HUTCH_AGENT_CONFINE": "env 'CONFINED=a b'"}
-    done = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
-    )
-
-    assert done.stdout.startswith("confined=a b -c core.hooksPath=/dev/null ")
-    assert done.stdout.endswith(" --no-pager rev-parse HEAD\n")
-
-
 def test_every_rule_reaches_git(tmp_path: Path) -> None:
     """Each setting goes to git after the caller's own, and each variable is set or gone."""
     fake = tmp_path / "git"

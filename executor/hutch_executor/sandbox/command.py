@@ -7,7 +7,6 @@ cannot be made does not run (`isolation_unavailable`); there is no fallback.
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,24 +15,21 @@ from typing import Final
 from hutch_executor.account import agent_dir
 from hutch_executor.sandbox import landlock, private_home
 from hutch_executor.sandbox.egress import EgressProxy, NetworkBridge
-from hutch_executor.sandbox.enforcement import Enforced, command_filter, enforce
+from hutch_executor.sandbox.enforcement import Enforced, enforce
 from hutch_executor.sandbox.git_dirs import git_dirs
 from hutch_executor.sandbox.plan import SandboxPlan, plan_sandbox
 from hutch_executor.sandbox.probe import make_and_try
-from hutch_executor.sandbox.programs import PROGRAMS, PROXY_PORT, bridge_argv, confine_argv
+from hutch_executor.sandbox.programs import PROGRAMS, PROXY_PORT, bridge_argv
 from hutch_shared import messages as m
 from hutch_shared.allow_list import AllowList
 from hutch_shared.errors import HutchError, Reason
 
-__all__ = ["CONFINE", "SandboxedCommand", "SessionSandbox", "git_settings"]
+__all__ = ["SandboxedCommand", "SessionSandbox", "git_settings"]
 
 _GIT: Final = (("safe.bareRepository", "explicit"),)
 """git uses a bare repository only if it is named: a folder that looks like one could name programs to run."""
 _GIT_INSIDE: Final = (*_GIT, ("commit.gpgSign", "false"), ("tag.gpgSign", "false"))
 """Inside a sandbox the user's signing keys are hidden, so signing would only make commits fail."""
-CONFINE: Final = "HUTCH_AGENT_CONFINE"
-"""The variable with the command, quoted for a shell, that goes before each command of an agent under Landlock: the
-agent itself opens a Unix socket to reach the broker, but its commands must not."""
 _HOME, _TMP = "home", "tmp"
 """The folders of an agent's private folder."""
 _OUTSIDE: Final = frozenset({"TMPDIR", "XDG_RUNTIME_DIR"})
@@ -118,7 +114,7 @@ class SessionSandbox:
             if spec.network != "full":
                 inside = {name: value for name, value in inside.items() if name.upper() not in _PROXIES}
             if self._private is not None:
-                inside |= self._private_variables(self._private, plan, inside, closes=has_sockets)
+                inside |= self._private_variables(self._private, plan, inside)
             if self._proxy is None:
                 return SandboxedCommand((*enforced.argv, *argv), inside, enforced.descriptors, enforced)
             inside |= {"NODE_USE_ENV_PROXY": "1"}
@@ -145,10 +141,8 @@ class SessionSandbox:
             self._private = agent_dir.make_scratch(self._agent_dir)
         return (self._private,)
 
-    def _private_variables(
-        self, private: str, plan: SandboxPlan, env: Mapping[str, str], *, closes: bool
-    ) -> dict[str, str]:
-        """Fill the home and return the variables for it. With `closes`, one names the program that closes Unix sockets.
+    def _private_variables(self, private: str, plan: SandboxPlan, env: Mapping[str, str]) -> dict[str, str]:
+        """Fill the home and return the variables for it.
 
         PATH loses the folders that are not shown: a shell would find a program there, and fail to start it.
         """
@@ -166,8 +160,6 @@ class SessionSandbox:
         if path := env.get("PATH"):
             folders = [one for one in path.split(":") if _is_in(os.path.realpath(one), shown)]
             variables["PATH"] = ":".join(folders) or os.defpath
-        if closes:
-            variables |= {CONFINE: shlex.join(confine_argv(command_filter()))}
         return variables
 
     def close(self) -> None:

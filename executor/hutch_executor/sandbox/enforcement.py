@@ -23,7 +23,7 @@ from hutch_executor.sandbox.plan import SandboxPlan
 from hutch_executor.sandbox.programs import confine_argv
 from hutch_shared.errors import HutchError, Reason
 
-__all__ = ["Enforced", "abi_of", "command_filter", "enforce"]
+__all__ = ["Enforced", "abi_of", "enforce"]
 
 _log: Final = logging.getLogger(__name__)
 
@@ -131,13 +131,6 @@ def enforce(plan: SandboxPlan, *, sockets: bool, abi: int | None = None) -> Enfo
         return _enforce_landlock(plan, known, check, sockets=sockets, abi=abi_of() if abi is None else abi)
     except OSError as error:
         raise _unavailable(f"The kernel refuses the sandbox: {error.strerror}") from error
-
-
-def command_filter() -> bytes:
-    """Return the filter of a command that may open no Unix socket, for Landlock. Call it only where `enforce` works."""
-    known = seccomp.native_abi()
-    assert known is not None
-    return seccomp.assemble(seccomp.command_rules(), known)
 
 
 def _enforce_landlock(
