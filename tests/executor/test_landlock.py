@@ -171,6 +171,18 @@ def test_a_shown_folder_with_a_hidden_place_is_given_by_its_entries(place: Path)
     assert one_file[str(shown)] == 1 << 3  # to list it, and nothing else
 
 
+def test_devices_are_given_one_by_one_in_a_shown_folder_too(place: Path) -> None:
+    """`show = ["/"]` would otherwise show memory and terminals of the account's other processes."""
+    devices = place / "shown" / "dev"
+    for name in ("null", "shm"):
+        (devices / name).mkdir(parents=True)
+    rules = rules_for({str(place / "shown"): "read", str(devices): "devices"})
+
+    assert str(devices / "shm") not in rules
+    assert {str(place / "shown" / "file"), str(devices / "null")} <= set(rules)
+    assert not {str(place / "shown"), str(devices)} & set(rules)
+
+
 def test_a_protected_place_in_a_writable_one_is_refused(place: Path) -> None:
     """Landlock cannot protect it, and the sentence names what can."""
     protected: tuple[Access, ...] = ("read", "hidden", "private")

@@ -59,7 +59,7 @@ def rules_for(places: Mapping[str, Access]) -> dict[str, int]:
         inside = [one for one in places if one != path and Path(one).is_relative_to(path)]
         match access:
             case "read":
-                closed = [one for one in inside if places[one] in ("hidden", "private", "taken")]
+                closed = [one for one in inside if places[one] in ("hidden", "private", "taken", "devices")]
                 found |= dict(_split(path, closed))
             case "write":
                 if (other := next((one for one in inside if places[one] != "write"), None)) is not None:
