@@ -99,6 +99,18 @@ async def test_no_other_process_can_write_to_the_clis_input_or_output() -> None:
         assert await all_of(process) == [b'{"type":"result"}']
 
 
+async def test_nothing_is_written_after_the_end_of_the_input() -> None:
+    """What was written before arrives, however slowly the CLI reads; a later line is an error of the connection."""
+    program = 'import sys; print(\'{"type":"result","told":%d}\' % len(sys.stdin.read()), flush=True)'
+    async with started(program) as (process, _):
+        await process.write("x" * 1_000_000)
+        await process.end_input()
+        with pytest.raises(CLIConnectionError):
+            await process.write("more")
+
+        assert await all_of(process) == [b'{"type":"result","told":1000000}']
+
+
 async def test_a_line_that_is_not_json_is_a_message_like_others() -> None:
     """Its reader reports it; the lines after it are read."""
     program = """print('{"type":"assistant"}', '{"type":"us', '{"type":"result"}', sep=chr(10))"""

@@ -133,8 +133,8 @@ class ClaudeProcess(Transport):
                 raise CLIConnectionError("The Claude CLI is not running.")
             try:
                 await self._input.send(data.encode())  # queued whole: a cancelled caller tears no line
-            except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as error:
-                self._ready = False
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError, RuntimeError) as error:
+                self._ready = False  # RuntimeError: the input was ended while this line waited
                 raise CLIConnectionError("The Claude CLI accepts no more input.") from error
 
     async def read_messages(self) -> AsyncIterator[dict[str, Any]]:
@@ -302,7 +302,8 @@ class ClaudeProcess(Transport):
         return kill_marked(self._mark)
 
     async def end_input(self) -> None:
-        """Close the CLI's input; it then ends by itself."""
+        """Close the CLI's input; it then ends by itself. Nothing can be written any more."""
+        self._ready = False
         if self._input is not None:
             with suppress(OSError):  # it has ended already
                 await self._input.send_eof()
