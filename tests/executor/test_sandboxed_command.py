@@ -232,6 +232,22 @@ def test_a_file_that_is_replaced_while_it_is_hidden_is_no_fault(tmp_path: Path, 
     assert found == fault
 
 
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_bubblewrap_that_stops_isolating_after_the_trial_runs_nothing(cwd: Path, network: Network) -> None:
+    """Each sandbox examines itself from inside, in front of the very command, before it becomes that command."""
+    program, used = cwd.parent / "bwrap", cwd.parent / "used"
+    program.write_text(
+        f'#!/bin/bash\nif [ ! -e {used} ]; then touch {used}; exec {bubblewrap()} "$@"; fi\n'
+        'while [ "$1" != -- ]; do shift; done; shift; exec "$@"\n'
+    )
+    program.chmod(0o755)
+    with sandboxed(cwd, network, program=str(program)) as sandbox:
+        said = say(sandbox, "touch ran")
+
+    assert "hutch: this command was not run: " in said
+    assert not (cwd / "ran").exists()
+
+
 def test_an_invalid_allow_list_is_refused(cwd: Path) -> None:
     """An invalid entry allows nothing."""
     with (
