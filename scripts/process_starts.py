@@ -73,7 +73,7 @@ ALLOWED: Final[dict[str, tuple[str, str]]] = {
     "executor/hutch_executor/runners/claude/spawn.py:spawn": ("Claude's CLI, the agent itself", _PROJECT),
     "executor/hutch_executor/sandbox/confine.py:main": ("confines a command of an agent", _KEPT),
     "executor/hutch_executor/sandbox/netns_bridge.py:main": ("gives a command of an agent the proxy", _KEPT),
-    "executor/hutch_executor/sandbox/probe.py:_run": ("tries a sandbox: a small command in it", _PROJECT),
+    "executor/hutch_executor/sandbox/probe.py:find_fault": ("tries a sandbox: a small command in it", _PROJECT),
     "executor/hutch_executor/sandbox/project_programs.py:run_in_project": ("the one way in a project", _PROJECT),
     "shared/hutch_client/commands/daemon.py:_logs": ("`hutch daemon logs -f` becomes tail(1)", _ROOT),
     "shared/hutch_client/commands/daemon.py:_restore": ("`hutch daemon restore` becomes hutchd", _CALLER),

@@ -245,7 +245,7 @@ def test_home_and_temporary_files_are_the_sessions_own(place: Path) -> None:
 def test_a_link_in_the_place_of_the_home_leads_nowhere(place: Path, replaced: str) -> None:
     """The executor fills the home again before each start, outside the sandbox; it follows nothing that an agent made.
 
-    A missing folder it makes anew.
+    A missing folder it makes again.
     """
     needs_landlock()
     home, victim, spec = place / "home", place / "victim", spec_of(place)

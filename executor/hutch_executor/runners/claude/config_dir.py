@@ -84,7 +84,7 @@ class ConfigDirectory:
     def forget_settings(self) -> None:
         """Remove the CLI's own settings before it starts, since the agent could write them.
 
-        The environment variables there would be the CLI's and its commands'. The CLI makes the file anew.
+        The environment variables there would be the CLI's and its commands'. The CLI makes the file again.
         """
         try:
             with Tree(os.path.realpath(self.path)) as own:

@@ -1,9 +1,9 @@
 """Starts the Claude CLI, and finds every process that came from it.
 
 Secret documents (the key, MCP settings, prompts) reach the CLI through pipes. They are in no command line, environment
-or file, and a pipe that was read is empty. The CLI's input and output are sockets: whoever may look into a process can
-open its pipes in /proc and write there, but no socket. So an agent's command can neither answer permission requests for
-hutchd, nor send the CLI control messages, nor speak as the CLI.
+or file, and a pipe that was read is empty. The CLI's input and output are sockets: a command of the agent that looks
+into the CLI in /proc can open its pipes and write there, but no socket. So it can neither answer permission requests
+for hutchd, nor send the CLI control messages, nor speak as the CLI.
 
 Every process of one start inherits a variable with a random mark, so that they can be killed even if the CLI is gone.
 """
