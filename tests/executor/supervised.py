@@ -1,4 +1,4 @@
-"""A process under a real filter whose changes of mode a real `ModeChanges` performs; tests tell it what to run."""
+"""A process under a real filter whose calls a real `CallSupervisor` answers; tests tell it what to run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from hutch_executor.sandbox import confine
-from hutch_executor.sandbox.mode_changes import TRUNCATE, WATCHED, ModeChanges
 from hutch_executor.sandbox.seccomp import assemble, native_abi, watch_rules
+from hutch_executor.sandbox.supervisor import TRUNCATE, WATCHED, CallSupervisor
 
 __all__ = ["Agent", "Supervised", "agent", "confined", "unsupervised"]
 
@@ -69,9 +69,9 @@ class Agent:
 class Supervised(Agent):
     """An agent under the filter, and its supervisor."""
 
-    def __init__(self, process: subprocess.Popen[str], changes: ModeChanges) -> None:
+    def __init__(self, process: subprocess.Popen[str], supervisor: CallSupervisor) -> None:
         super().__init__(process)
-        self.changes = changes
+        self.supervisor = supervisor
 
 
 def _agent_argv() -> list[str]:
@@ -120,12 +120,12 @@ def agent(
 ) -> Iterator[Supervised]:
     """Start an agent that may write these places, in the first one."""
     with confined(_agent_argv(), watched, cwd=cwd or places[0]) as (process, listener):
-        changes = ModeChanges(listener, [str(place) for place in places])
+        supervisor = CallSupervisor(listener, [str(place) for place in places])
         try:
-            yield Supervised(process, changes)
+            yield Supervised(process, supervisor)
         finally:
             process.kill()
-            changes.close()
+            supervisor.close()
 
 
 @contextmanager

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Final
 
 from hutch_executor.sandbox import confine, landlock, seccomp
-from hutch_executor.sandbox.mode_changes import TRUNCATE, WATCHED, ModeChanges
 from hutch_executor.sandbox.places import Access
 from hutch_executor.sandbox.plan import SandboxPlan
 from hutch_executor.sandbox.programs import confine_argv
+from hutch_executor.sandbox.supervisor import TRUNCATE, WATCHED, CallSupervisor
 from hutch_shared.errors import HutchError, Reason
 
 __all__ = ["Enforced", "abi_of", "enforce"]
@@ -70,7 +70,7 @@ exec "$@"
 class Enforced:
     """A sandbox that commands can be started in, one after the other. They inherit `descriptors`. Close it at the end.
 
-    With Landlock a thread performs the changes of mode and owner that its commands may make, until `close`.
+    With Landlock its commands may change modes and owners, and open Unix sockets, until `close`: a thread answers them.
     """
 
     def __init__(self, argv: Sequence[str], cwd: str, descriptors: Sequence[int], rewind: int | None = None) -> None:
@@ -80,7 +80,7 @@ class Enforced:
         """The working directory in which it must be started."""
         self.descriptors = tuple(descriptors)
         self._rewind = rewind
-        self._supervisor: _Supervisor | None = None
+        self._supervisors: _Supervisors | None = None
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -91,17 +91,17 @@ class Enforced:
         if self._rewind is not None:  # bubblewrap reads the filter to its end; the position belongs to all its readers
             os.lseek(self._rewind, 0, os.SEEK_SET)
 
-    def supervise(self, supervisor: _Supervisor) -> None:
-        """Close this supervisor with the sandbox."""
-        self._supervisor = supervisor
+    def supervise(self, supervisors: _Supervisors) -> None:
+        """Close these with the sandbox."""
+        self._supervisors = supervisors
 
     def close(self) -> None:
         """Close its descriptors and end its thread. Safe to call twice."""
         if self._is_closed:
             return
         self._is_closed = True
-        if self._supervisor is not None:
-            self._supervisor.close()
+        if self._supervisors is not None:
+            self._supervisors.close()
         for descriptor in self.descriptors:
             os.close(descriptor)
 
@@ -147,13 +147,13 @@ def _enforce_landlock(
     rules += seccomp.watch_rules((*WATCHED, *(TRUNCATE if landlock.truncates(abi) else ())))
     ruleset = landlock.make_ruleset(landlock.rules_for(plan.places), network=network, abi=abi)
     try:
-        supervisor = _Supervisor([path for path, access in plan.places.items() if access == "write"])
+        supervisors = _Supervisors([path for path, access in plan.places.items() if access == "write"])
     except (OSError, RuntimeError) as error:  # RuntimeError: the session may start no more threads
         os.close(ruleset)
         raise _unavailable(f"The supervisor of the sandbox cannot be started: {error}") from error
-    program = confine_argv(seccomp.assemble(rules, known), ruleset, supervisor.given)
-    enforced = Enforced((*program, *check), plan.cwd, (ruleset, supervisor.given))
-    enforced.supervise(supervisor)
+    program = confine_argv(seccomp.assemble(rules, known), ruleset, supervisors.given)
+    enforced = Enforced((*program, *check), plan.cwd, (ruleset, supervisors.given))
+    enforced.supervise(supervisors)
     return enforced
 
 
@@ -164,8 +164,8 @@ def _wholly_hidden(places: Mapping[str, Access]) -> list[str]:
     return [path for path in hidden if not any(Path(one).is_relative_to(path) for one in shown)]
 
 
-class _Supervisor:
-    """Takes the listeners of confined processes from a socket, and serves each until its processes are gone.
+class _Supervisors:
+    """Takes the listeners of confined processes from a socket; each gets a supervisor until its processes are gone.
 
     Inside, `given` is closed before the command runs: no command can pass a listener of its own.
     """
@@ -175,7 +175,7 @@ class _Supervisor:
         self._ours, theirs = socket.socketpair()
         self.given = theirs.detach()
         """The descriptor that the confined program inherits. Its owner is `Enforced`."""
-        self._serving: list[ModeChanges] = []
+        self._serving: list[CallSupervisor] = []
         self._thread = threading.Thread(target=self._receive, name="hutch-supervisor", daemon=True)
         try:
             self._thread.start()
@@ -185,7 +185,7 @@ class _Supervisor:
             raise
 
     def __repr__(self) -> str:
-        return f"<_Supervisor of {len(self._serving)} listeners>"
+        return f"<_Supervisors of {len(self._serving)} listeners>"
 
     def close(self) -> None:
         """End the threads."""
@@ -204,9 +204,9 @@ class _Supervisor:
                     return
                 for listener in passed:
                     try:
-                        self._serving.append(ModeChanges(listener, self._writable, int(data)))
+                        self._serving.append(CallSupervisor(listener, self._writable, int(data)))
                     except (OSError, RuntimeError) as error:  # the listener is closed: the command's calls fail
-                        _log.warning("a command can change no mode or owner: %s", error)
+                        _log.warning("a command can change no mode and open no socket: %s", error)
 
 
 def _unavailable(why: str) -> HutchError:

@@ -1,9 +1,11 @@
-"""Performs an agent's changes of mode and owner for it, in writable places only: Landlock does not cover them.
-Lets the agent's own process open Unix sockets, and no process that it starts.
+"""Answers the system calls of an agent that Landlock does not cover and that need more than a look at numbers.
+
+It performs changes of mode and owner for the agent, in writable places only. It lets the agent's own process open Unix
+sockets, and no process that the agent starts.
 
 A seccomp filter of the agent stops each call in `WATCHED` (and `TRUNCATE`, before Landlock's ABI 3) until the executor
 has answered. A thread makes the change itself, as the kernel would have for the agent, and answers with the outcome.
-It never lets the agent's own call go on: another thread of the agent could change the path meanwhile.
+It never lets such a call of the agent go on: another thread of the agent could change the path meanwhile.
 
 Theory. What the agent says (a path, a descriptor) is resolved once, to a held descriptor: that is the file meant. Its
 name in /proc/self/fd is only a hint: names change, end in ` (deleted)`, and lie for a mount of the agent's own. So the
@@ -53,7 +55,7 @@ from typing import Final, Literal, NamedTuple
 
 from hutch_executor.sandbox.seccomp import native_abi, unavailable
 
-__all__ = ["TRUNCATE", "WATCHED", "ModeChanges"]
+__all__ = ["TRUNCATE", "WATCHED", "CallSupervisor"]
 
 WATCHED: Final = ("chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "fchownat", "lchown")
 """The calls that change a mode or owner."""
@@ -120,7 +122,7 @@ class _Writable(NamedTuple):
     name: bytes
 
 
-class ModeChanges:
+class CallSupervisor:
     """The supervisor of one seccomp filter: its thread answers every call of the processes under it."""
 
     def __init__(self, listener: int, writable: Sequence[str], agent: int | None = None) -> None:
@@ -142,14 +144,14 @@ class ModeChanges:
             self._alive = self._open_agent(agent)
             self._places = [place for path in writable if (place := self._hold(path)) is not None]
             self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            self._thread = threading.Thread(target=self._run, name="mode-changes", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="call-supervisor", daemon=True)
             self._thread.start()
         except BaseException:
             self._release()
             raise
 
     def __repr__(self) -> str:
-        return f"<ModeChanges {self._listener}, {'running' if self._thread.is_alive() else 'closed'}>"
+        return f"<CallSupervisor {self._listener}, {'running' if self._thread.is_alive() else 'closed'}>"
 
     def close(self) -> None:
         """End the thread. From any thread; closing again does nothing.
@@ -199,7 +201,7 @@ class ModeChanges:
                 fcntl.ioctl(self._listener, _SET_FLAGS, _SYNC_WAKE_UP)
             self._serve()
         except Exception:  # noqa: BLE001  # the thread's end
-            _log.exception("an agent's changes of mode are no longer made")
+            _log.exception("an agent's changes of mode and its sockets are no longer allowed")
         finally:
             self._release()
 
@@ -238,7 +240,7 @@ class ModeChanges:
             error = errno.EPERM
             if not self._logged:
                 self._logged = True
-                _log.exception("an agent's change of a mode or owner was refused")
+                _log.exception("a call of an agent was refused")
         with suppress(OSError):  # the caller was killed
             fcntl.ioctl(self._listener, _SEND, _RESPONSE.pack(call_id, 0, -error, flags))
 

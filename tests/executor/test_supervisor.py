@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import pytest
 
-from hutch_executor.sandbox.mode_changes import WATCHED, ModeChanges
 from hutch_executor.sandbox.seccomp import native_abi
+from hutch_executor.sandbox.supervisor import WATCHED, CallSupervisor
 from tests.accounts import account, group, installed
 from tests.executor.supervised import Supervised, agent, confined, descriptors, unsupervised
 
@@ -322,7 +322,7 @@ def test_a_length_is_bounded_by_the_agents_own_limit(tree: Tree, confined_agent:
 IN_AN_ACCOUNT = """
 import json, os, socket, subprocess, sys
 from hutch_executor.sandbox import confine
-from hutch_executor.sandbox.mode_changes import WATCHED, ModeChanges
+from hutch_executor.sandbox.supervisor import WATCHED, CallSupervisor
 from hutch_executor.sandbox.seccomp import assemble, native_abi, watch_rules
 from hutch_shared.hardening import forbid_dumps
 
@@ -331,7 +331,7 @@ ours, theirs = socket.socketpair()
 front = [sys.executable, "-I", "-S", confine.PROGRAM, "-", assemble(watch_rules(WATCHED), native_abi()).hex()]
 process = subprocess.Popen([*front, str(theirs.fileno()), "sh"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                            stderr=subprocess.DEVNULL, pass_fds=[theirs.fileno()], text=True)
-changes = ModeChanges(socket.recv_fds(ours, 1, 1)[1][0], sys.argv[1:2])
+supervisor = CallSupervisor(socket.recv_fds(ours, 1, 1)[1][0], sys.argv[1:2])
 print(process.communicate("".join(f"({one}) && echo ok || echo no; " for one in sys.argv[2:]))[0], end="")
 """
 
@@ -689,13 +689,13 @@ def test_it_ends_with_the_last_process(tree: Tree) -> None:
     before, threads = descriptors(), threading.active_count()
     with agent(tree.work) as some:
         some("os.chmod('f', 0o640)")
-        assert repr(some.changes).endswith("running>")
+        assert repr(some.supervisor).endswith("running>")
         assert some.process.stdin is not None
         some.process.stdin.close()
         some.process.wait()
-        some.changes._thread.join(DEADLINE)
-        said = repr(some.changes)
-        some.changes.close()
+        some.supervisor._thread.join(DEADLINE)
+        said = repr(some.supervisor)
+        some.supervisor.close()
 
     assert said.endswith("closed>")
     assert threading.active_count() == threads
@@ -706,8 +706,8 @@ def test_calls_after_the_close_fail(tree: Tree) -> None:
     """The kernel answers ENOSYS: a closed supervisor allows nothing. Closing again does nothing."""
     with agent(tree.work) as some:
         first = some("call('fchmodat', CWD, b'f', 0o640)")
-        some.changes.close()
-        some.changes.close()
+        some.supervisor.close()
+        some.supervisor.close()
         later = [some(CALLS["fchmodat"].format(path="b'f'")), some(CALLS["truncate"].format(path="b'f'"))]
 
     assert (first, later) == ("ok", ["ENOSYS", "ENOSYS"])
@@ -725,7 +725,7 @@ def test_calls_that_wait_at_the_close_are_answered(tree: Tree) -> None:
         some.process.stdin.flush()
         while mode(tree.work / "f") != 0o600:
             time.sleep(0)
-        some.changes.close()
+        some.supervisor.close()
         assert some._line() == '"ok"\n'
 
         assert some("sorted(set(got))") in (["ENOSYS", "ok"], ["ENOSYS"])
@@ -739,14 +739,14 @@ def test_a_call_that_it_does_not_know_is_refused_and_logged_once(tree: Tree, cap
 
     assert got == ["EPERM"] * 3
     assert after == "ok"
-    assert [record.message for record in caplog.records] == ["an agent's change of a mode or owner was refused"]
+    assert [record.message for record in caplog.records] == ["a call of an agent was refused"]
 
 
 def test_a_listener_is_closed_if_there_can_be_no_supervisor(tree: Tree) -> None:
     """Where a place cannot be opened, the error is the caller's, and the filter's calls fail."""
     before = descriptors()
     with confined(["sleep", "60"]) as (_, listener), pytest.raises(OSError, match="too long"):
-        ModeChanges(listener, [str(tree.work), str(tree.work / ("n" * 300))])
+        CallSupervisor(listener, [str(tree.work), str(tree.work / ("n" * 300))])
 
     assert descriptors() == before
 
@@ -760,11 +760,11 @@ def run(tree: Tree, *argv: str | Path) -> str:
         process,
         listener,
     ):
-        changes = ModeChanges(listener, [str(tree.work)])
+        supervisor = CallSupervisor(listener, [str(tree.work)])
         try:
             said, _ = process.communicate(timeout=DEADLINE)
         finally:
-            changes.close()
+            supervisor.close()
     assert process.returncode == 0, said
     return said
 
