@@ -17,7 +17,7 @@ from claude_agent_sdk import CLIConnectionError
 from hutch_executor.process.oom import find_choom
 from hutch_executor.runners.claude import process as claude_process
 from hutch_executor.runners.claude.process import BrokenOutput, ClaudeProcess, SkippedMessage
-from hutch_executor.runners.claude.spawn import Launch
+from hutch_executor.runners.claude.spawn import Launch, kill_marked, marked
 from hutch_shared.secret import Secret
 
 
@@ -313,3 +313,27 @@ async def test_a_missing_program_is_reported() -> None:
 
     await process.close()
     process.messages.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
+async def test_a_start_that_is_cancelled_leaves_nothing_behind() -> None:
+    """Whenever the start is cancelled, no process and no descriptor is left after `close`."""
+    argv = (sys.executable, "-c", "import time; time.sleep(600)")
+    launch = Launch(argv, "/", {"PATH": os.environ["PATH"]}, {"FD": Secret("k" * 300_000)})
+    for steps in range(30):
+        before = len(os.listdir("/proc/self/fd"))
+        process = ClaudeProcess(launch)
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(process.connect)
+                for _ in range(steps):
+                    await anyio.lowlevel.checkpoint()
+                group.cancel_scope.cancel()
+            await process.close(0)
+
+            with anyio.fail_after(20):  # the event loop closes a pipe of a killed process a moment later
+                while marked(process._mark) or len(os.listdir("/proc/self/fd")) > before:
+                    await anyio.sleep(0.01)
+        finally:
+            kill_marked(process._mark)
+            process.messages.close()

@@ -53,14 +53,19 @@ class Launch:
 async def spawn(launch: Launch, mark: str) -> tuple[Process, SocketStream, SocketStream, list[tuple[int, Secret]]]:
     """Start the CLI; return it, its input, its output, and the documents that `feed` must write.
 
-    CLIConnectionError if it cannot be started.
+    CLIConnectionError if it cannot be started. Then, and on cancel, neither a process nor a descriptor is left.
     """
     argv = [*agent_first((*_dies_with_us(), *launch.argv))]
     env = {**launch.env, _MARK: mark}
     readers: list[int] = []
     feeds: list[tuple[int, Secret]] = []
-    (writes, stdin), (reads, stdout) = socket.socketpair(), socket.socketpair()
+    given: list[socket.socket] = []
+    streams: list[SocketStream] = []
     try:
+        for _ in range(2):  # before the start: nothing may be awaited while only this function knows the process
+            ours, theirs = socket.socketpair()
+            given.append(theirs)
+            streams.append(await SocketStream.from_socket(ours))
         for name, document in [*launch.in_variables.items(), *launch.after_flags.items()]:
             reader, writer = os.pipe()
             readers.append(reader)
@@ -71,26 +76,27 @@ async def spawn(launch: Launch, mark: str) -> tuple[Process, SocketStream, Socke
                 argv += [name, f"/dev/fd/{reader}"]
         process = await anyio.open_process(
             argv,
-            stdin=stdin.fileno(),
-            stdout=stdout.fileno(),
+            stdin=given[0].fileno(),
+            stdout=given[1].fileno(),
             cwd=launch.cwd,
             env=env,
             start_new_session=True,
             pass_fds=[*readers, *launch.inherited],
             umask=launch.umask,
         )
-        return process, await SocketStream.from_socket(writes), await SocketStream.from_socket(reads), feeds
+        return process, streams[0], streams[1], feeds
     except BaseException as error:
-        writes.close()
-        reads.close()
+        with anyio.CancelScope(shield=True):
+            for stream in streams:
+                await stream.aclose()
         for writer, _ in feeds:
             os.close(writer)
         if isinstance(error, OSError | ValueError):
             raise CLIConnectionError(f"The Claude CLI could not be started: {error}") from error
         raise
     finally:
-        stdin.close()
-        stdout.close()
+        for theirs in given:
+            theirs.close()
         for reader in readers:
             os.close(reader)
 
