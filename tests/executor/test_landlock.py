@@ -7,11 +7,13 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+import anyio
 import msgspec
 import pytest
 
@@ -114,7 +116,7 @@ def test_each_abi_holds_what_it_has_and_the_filter_the_rest(place: Path, abi: in
 
 @pytest.mark.parametrize("abi", range(1, NEWEST + 1))
 def test_an_agent_with_a_broker_opens_unix_sockets(place: Path, abi: int) -> None:
-    """It reaches named ones, which is why its commands close them; from ABI 6 no abstract one. TCP stays refused."""
+    """It reaches named ones; from ABI 6 no abstract one. TCP stays refused."""
     needs_landlock(abi)
     found = attempt(place, abi, sockets=True)
 
@@ -337,3 +339,42 @@ else:
         said = run(sandbox, place, "exec python3 agent.py", {"PATH": "/usr/bin:/bin"}, sockets=[str(place)])
 
     assert said.splitlines() == ["there, there, Operation not permitted", "Operation not permitted"]
+
+
+def test_no_program_inherits_the_listener_of_an_agents_calls(place: Path) -> None:
+    """A program with it could answer the agent's calls."""
+    needs_landlock()
+    (place / "agents").mkdir(mode=0o700)
+    command = ("/bin/sh", "-c", ": > file && chmod 600 file && echo changed && read line")
+    streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with (
+        closing(SessionSandbox(session_in(place, spec_of(place)), spec_of(place))) as sandbox,
+        closing(sandbox.wrap(command, {"PATH": "/usr/bin:/bin"})) as inside,
+        subprocess.Popen(inside.argv, env=inside.env, cwd=place / "work", pass_fds=inside.descriptors, **streams) as it,
+    ):
+        assert it.stdout is not None
+        said = it.stdout.readline()
+        links = {int(one.name): os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()}
+        listeners = [one for one, link in links.items() if "seccomp" in link]
+        inherited = [one for one in listeners if os.get_inheritable(one)]
+        it.communicate(timeout=60)
+
+    assert said == b"changed\n"
+    assert len(listeners) == 1
+    assert inherited == []
+
+
+async def test_a_cancelled_command_leaves_no_supervisor(place: Path) -> None:
+    """Its sandbox is closed in a thread, so that the event loop never waits for a supervisor."""
+    needs_landlock()
+    (place / "agents").mkdir(mode=0o700)
+    with closing(SessionSandbox(session_in(place, spec_of(place)), spec_of(place))) as sandbox:
+        with anyio.CancelScope() as scope:
+            inside = sandbox.wrap(("/bin/true",), {"PATH": "/usr/bin:/bin"})
+            before = [thread.name for thread in threading.enumerate()]
+            scope.cancel()
+            await inside.aclose()
+        after = [thread.name for thread in threading.enumerate()]
+
+    assert before.count("hutch-supervisor") == 1
+    assert after.count("hutch-supervisor") == 0

@@ -90,7 +90,7 @@ class ScriptRunner:
         if session.sandbox is not None:
             self._sandbox = SessionSandbox(session, session.sandbox)
             tried = await anyio.to_thread.run_sync(self._sandbox.wrap, (), {})
-            tried.close()
+            await tried.aclose()
         return m.Prepared(agent_session=session.resume or f"script-{session.session}", keys="none")
 
     async def run(self, prompt: m.ExecutePrompt) -> TurnEnded:

@@ -12,6 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+import anyio
+from anyio import to_thread
+
 from hutch_executor.account import agent_dir
 from hutch_executor.sandbox import landlock, private_home
 from hutch_executor.sandbox.egress import EgressProxy, NetworkBridge
@@ -40,7 +43,7 @@ _PROXY: Final = f"http://127.0.0.1:{PROXY_PORT}"
 
 @dataclass(frozen=True, slots=True)
 class SandboxedCommand:
-    """A command that runs in a sandbox. It inherits `descriptors`. Call `close` when it has ended."""
+    """A command that runs in a sandbox. It inherits `descriptors`. Close it when it has ended."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -49,10 +52,15 @@ class SandboxedCommand:
     bridge: NetworkBridge | None = None
 
     def close(self) -> None:
-        """Close the command's sandbox and its network bridge, if it has one. Safe to call twice."""
+        """Close the command's sandbox and its network bridge, if it has one. Safe to call twice. Blocks."""
         self.enforced.close()
         if self.bridge is not None:
             self.bridge.close()
+
+    async def aclose(self) -> None:
+        """Close it in a thread, also on cancel: a slow file system can keep its supervisor busy for seconds."""
+        with anyio.CancelScope(shield=True):
+            await to_thread.run_sync(self.close)
 
 
 class SessionSandbox:

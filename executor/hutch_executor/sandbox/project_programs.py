@@ -172,4 +172,4 @@ async def run_in_project(
     except FileNotFoundError as error:  # bubblewrap was removed meanwhile
         raise HutchError(Reason.ISOLATION_UNAVAILABLE, f"The sandbox is gone: {error}") from error
     finally:
-        command.close()
+        await command.aclose()

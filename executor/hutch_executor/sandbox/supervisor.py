@@ -138,6 +138,7 @@ class CallSupervisor:
         self._wake: int | None = None
         self._logged = False
         try:
+            os.set_inheritable(listener, False)  # passed descriptors are not so by themselves
             self._calls = _native_calls()
             self._own_names = os.readlink("/proc/self/ns/user")
             self._agent = agent

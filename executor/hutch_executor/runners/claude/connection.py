@@ -66,7 +66,7 @@ class ClaudeConnection:
         await self.process.close(0)
         self.process.messages.close()
         if self.command is not None:
-            self.command.close()
+            await self.command.aclose()
 
     def translate(self, line: bytes | SkippedMessage | BrokenOutput) -> list[tuple[EventKind, msgspec.Struct]]:
         """Return the events of one message of the CLI."""
