@@ -252,8 +252,6 @@ def _record_prepared(tx: Tx, session: SessionRow, prepared: m.Prepared, plan: Is
         conversation = now.agent_session
     if read is not None and read != (session.instructions or m.Instructions()):
         events.append(tx, session.id, None, "notice", _instructions_notice(read))
-    if (changed := _isolation_notice(session, plan)) is not None:
-        events.append(tx, session.id, None, "notice", changed)
     return sessions.update(
         tx,
         session.id,
@@ -294,9 +292,11 @@ def _record_places(
 ) -> ConversationOrigin:
     """Record the executor's spool, the agent's directory and the planned isolation, which the next hutchd must know.
 
-    Return where the conversation may come from.
+    Report the isolation if it is another or less than the record says. Return where the conversation may come from.
     """
     executors.update(tx, executor, spool=str(spool))
+    if (changed := _isolation_notice(sessions.get(tx, session.id) or session, plan)) is not None:
+        events.append(tx, session.id, None, "notice", changed)
     earlier = [session.agent_dir]  # another one if the settings have moved it
     if session.agent_session is not None:
         conversation = session.agent_session.removeprefix(FORK_MARK)

@@ -47,6 +47,23 @@ async def test_a_refused_sandbox_is_tried_again_within_the_same_prompt(stage: St
     assert [None if one.prepared is None else one.exited.is_set() for one in stage.host.started] == [True, True, False]
 
 
+async def test_a_change_is_reported_once_even_if_the_first_preparation_fails(stage: Stage) -> None:
+    """The record has the new isolation before the agent starts, so the notice comes with it."""
+    stage.host.sandbox_of_all = BOTH
+    async with stage.hutchd():
+        session = await stage.open(agent="claude")
+        await stage.ended(await stage.submit(session))
+        stage.executor.die()
+        stage.host.sandbox_of_all, stage.host.refused_kinds = ONLY_LANDLOCK, {"landlock"}
+        failed = await stage.ended(await stage.submit(session))
+        stage.host.refused_kinds = set()
+        ended = await stage.ended(await stage.submit(session))
+        said = await notices(stage, session)
+
+    assert (failed.reason, ended.state) == ("isolation_unavailable", "completed")
+    assert [one["details"] for one in said] == [{"sandbox": "landlock", "level": "reduced", "keys": "exposed"}]
+
+
 async def test_an_executor_whose_sandbox_failed_in_a_turn_is_replaced(stage: Stage) -> None:
     """The agent was started again, and its sandbox could not be made: the next prompt gets what holds then."""
     stage.host.sandbox_of_all = BOTH
