@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import anyio
@@ -114,3 +117,18 @@ async def test_a_command_that_cannot_be_started_is_reported(command: tuple[str, 
 
     assert not found.ok
     assert found.detail
+
+
+def test_an_executor_without_an_absolute_folder_on_path_gets_the_systems() -> None:
+    """An empty PATH would name the working directory."""
+    program = """
+import os
+from hutch_executor.account.environment import scrub_environment
+scrub_environment()
+print(os.environ["PATH"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], env={"PATH": "bin:."}, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.strip() == os.defpath

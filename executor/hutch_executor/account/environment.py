@@ -27,7 +27,7 @@ def scrub_environment() -> None:
         if not ALLOWED_ENVIRONMENT.fullmatch(name):
             del os.environ[name]
     if "PATH" in os.environ:
-        os.environ["PATH"] = without_places(os.environ["PATH"], ())
+        os.environ["PATH"] = without_places(os.environ["PATH"], ()) or os.defpath  # empty: the working directory
 
 
 def without_places(path: str, places: Iterable[str]) -> str:
