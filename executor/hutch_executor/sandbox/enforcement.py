@@ -114,9 +114,8 @@ def abi_of(limit: int = landlock.NEWEST) -> int:
 def enforce(plan: SandboxPlan, *, sockets: bool, abi: int | None = None) -> Enforced:
     """Make the sandbox. `isolation_unavailable`, with the reason, if that is not possible here. Blocks for a moment.
 
-    With `sockets` a command opens Unix sockets under Landlock, but no process that it starts; without them neither
-    does. With bubblewrap they reach those that are shown.
-    `abi` is the Landlock ABI to use.
+    Under Landlock a command opens Unix sockets with `sockets` only, and no process that it starts does. With bubblewrap
+    all of them may, and reach the sockets that are shown. `abi` is the Landlock ABI to use.
     """
     known = seccomp.native_abi()
     if known is None:
