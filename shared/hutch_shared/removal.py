@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-__all__ = ["remove_tree"]
+__all__ = ["remove_anything", "remove_tree"]
 
 
 def remove_tree(path: str) -> None:
@@ -25,6 +25,16 @@ def remove_tree(path: str) -> None:
         os.rmdir(path)
     except FileNotFoundError:
         return
+
+
+def remove_anything(path: str) -> None:
+    """Remove what is at `path`, if anything: a file, a link itself, or a directory. OSError if it stays. Blocks."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+    except (IsADirectoryError, PermissionError):  # EPERM: a directory on other systems
+        remove_tree(path)
 
 
 def _empty_into(top: int, name: str) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
-import tempfile
 from pathlib import Path
 
 import anyio
@@ -117,14 +115,10 @@ async def test_without_set_up_nothing_is_looked_up(tmp_path: Path) -> None:
 
 
 async def test_the_notify_command_gets_the_set_up_too(tmp_path: Path) -> None:
-    """The notify command is found by the account's PATH, and creates files with the account's umask."""
-    with tempfile.TemporaryDirectory(dir=sys.prefix) as folder:  # not a folder for temporary files, which are left out
-        tell = Path(folder, "tell")
-        tell.write_text(f"#!/bin/sh\necho $PATH > {tmp_path}/told\n")
-        tell.chmod(0o755)
-        setup = Setup(f"{folder}:/usr/bin:/bin", 0o027)
+    """The notify command gets the account's PATH, and creates files with the account's umask."""
+    setup = Setup("/nowhere/of/the/account:/usr/bin:/bin", 0o027)
 
-        found = await run_notify(m.RunNotify(("tell",), QUESTION, WAIT), setup)
+    found = await run_notify(m.RunNotify(("sh", "-c", f"echo $PATH > {tmp_path}/told"), QUESTION, WAIT), setup)
 
     assert found.ok
     assert (tmp_path / "told").read_text().strip() == setup.path

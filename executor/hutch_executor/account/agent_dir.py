@@ -9,7 +9,7 @@ from contextlib import suppress
 from hutch_shared import messages as m
 from hutch_shared.agents import SCRATCH
 from hutch_shared.errors import HutchError, Reason
-from hutch_shared.removal import remove_tree
+from hutch_shared.removal import remove_anything, remove_tree
 
 __all__ = ["agent_dir_of", "make", "make_scratch", "remove", "remove_scratch"]
 
@@ -61,13 +61,7 @@ def make_scratch(path: str) -> str:
 
 def remove_scratch(path: str) -> None:
     """Remove the folder of temporary files, or what the agent put in its place. OSError if it stays. Blocks."""
-    scratch = os.path.join(path, SCRATCH)
-    try:
-        os.unlink(scratch)
-    except FileNotFoundError:
-        return
-    except (IsADirectoryError, PermissionError):  # EPERM: a directory on other systems
-        remove_tree(scratch)
+    remove_anything(os.path.join(path, SCRATCH))
 
 
 def remove(path: str) -> None:

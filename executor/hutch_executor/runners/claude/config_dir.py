@@ -24,6 +24,7 @@ from hutch_executor.account.agent_dir import agent_dir_of
 from hutch_executor.runners.claude.transcripts import transcript_folders
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
+from hutch_shared.removal import remove_anything
 from hutch_shared.tree import Tree, UnfitFileError
 
 __all__ = ["ConfigDirectory", "transcripts_name", "unknown_conversation"]
@@ -32,6 +33,8 @@ TRANSCRIPT_LIMIT: Final = 512 << 20
 """Bytes of the longest transcript that is carried over."""
 _OWN_SETTINGS: Final = (".claude.json", ".config.json")
 """The files in which the CLI keeps its own state, by their present and their former name. It obeys `env` in them."""
+_OWN_BACKUPS: Final = "backups"
+"""The folder of their copies. If only a copy is there, the CLI complains about that."""
 _NOTE: Final = "hutch-conversation"
 """The file with the id of a conversation whose first turn has begun. The CLI reads no file of this name."""
 _NOTE_LIMIT: Final = 200
@@ -90,6 +93,7 @@ class ConfigDirectory:
             with Tree(os.path.realpath(self.path)) as own:
                 for name in _OWN_SETTINGS:
                     own.remove(name)
+            remove_anything(os.path.join(self.path, _OWN_BACKUPS))
         except (OSError, UnfitFileError) as error:
             why = f"The CLI's settings in {self.path} cannot be removed: {error}."
             raise HutchError(Reason.AGENT_UNAVAILABLE, why) from error
