@@ -220,6 +220,10 @@ class Installed:
         return self.root / "bin" / name
 
 
+_held: list[tuple[Path, int]] = []
+"""This process's copy, and the descriptor that holds it."""
+
+
 @cache
 def installed() -> Installed:
     """Return this run's copy. The first call creates it; it is removed when the last worker has ended."""
@@ -238,7 +242,8 @@ def installed() -> Installed:
         if not (root / "complete").exists():
             _build(made)
             (root / "complete").touch()
-    atexit.register(_let_go, root, held)
+    _held.append((root, held))
+    atexit.register(let_go)
     return made
 
 
@@ -253,10 +258,13 @@ def locked() -> Iterator[None]:
         os.close(lock)
 
 
-def _let_go(root: Path, held: int) -> None:
-    with locked():
-        os.close(held)
-        _remove_unless_held(root)
+def let_go() -> None:
+    """Remove this run's copy, unless another worker uses it. Nothing may use it here afterwards."""
+    while _held:
+        root, held = _held.pop()
+        with locked():
+            os.close(held)
+            _remove_unless_held(root)
 
 
 def _remove_unless_held(root: Path) -> None:

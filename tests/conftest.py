@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import sampling
+from tests.accounts import let_go
 from tests.preloaded import PRELOADED
 
 _MACHINE: Final = Path(__file__).parents[1] / "scripts" / "machine.py"
@@ -98,6 +99,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     saved = os.environ.get("HUTCH_MACHINE")
     if saved is None or "PYTEST_XDIST_WORKER" in os.environ:
         return
+    let_go()
     _remove_empty_cgroups()
     done = subprocess.run(
         [sys.executable, str(_MACHINE), "compare", saved], capture_output=True, text=True, check=False

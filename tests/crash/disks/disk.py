@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import time
@@ -42,12 +43,22 @@ def ext4(folder: Path, image: Path, size: str) -> Iterator[None]:
         subprocess.run([mkfs, "-q", str(image)], check=True)
     for _ in range(50):
         with _mounted(folder, "-o", "loop,errors=remount-ro", str(image)):
-            if not os.statvfs(folder).f_flag & os.ST_RDONLY:
-                folder.chmod(0o700)
+            if not os.statvfs(folder).f_flag & os.ST_RDONLY and _is_made_private(folder):
                 yield
                 return
         time.sleep(0.1)  # the kernel still has the image as the last mount left it
     raise AssertionError(f"{image} stays read-only")
+
+
+def _is_made_private(folder: Path) -> bool:
+    """Close the folder to others; return False if its file system has become read-only again meanwhile."""
+    try:
+        folder.chmod(0o700)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        return False
+    return True
 
 
 @contextmanager

@@ -78,6 +78,8 @@ class Rig:
     """True once an older record replaced the record, so that promises of the newer one are void."""
     failpoint: str | None = None
     """The failpoint of the current hutchd."""
+    is_failpoint_reached: bool = False
+    """Whether an executor died at its failpoint while the last hutchd was killed."""
 
     @property
     def folder(self) -> Path:
@@ -162,6 +164,8 @@ class Rig:
             state = settled["state"]
         except wire.RefusedError as error:  # the last hutchd stored the decision and was killed before it answered
             state = error.data.get("permission", {}).get("state", str(error))
+        if state == "withdrawn" and self.is_failpoint_reached:
+            return  # the executor that died there may have been the one that asked
         killed = {row["id"] for row in self.rows("permissions") if row["executor"] in self.killed}
         if state != "allowed" and question not in killed:
             self._notice("question_lost", f"{question} waited before the restart; allowed after it: {state}")
@@ -195,12 +199,14 @@ class Rig:
 
     async def kill_hutchd(self, failpoint: str | None = None, *, settled: bool = True) -> None:
         """Kill hutchd, and start a new one; with a failpoint, it is killed there."""
+        self.is_failpoint_reached = False
         self._count("hutchd", f"hutchd {self.host.pid}")
         await self.host.kill()
         if self.failpoint is not None and FAILPOINTS[self.failpoint.partition(":")[0]].process == "executor":
             with anyio.move_on_after(0.3):  # without hutchd an executor spools, and may reach its failpoint
                 while self.mark.exists():
                     await anyio.sleep(LOOK)
+            self.is_failpoint_reached = not self.mark.exists()
         self.mark.unlink(missing_ok=True)
         await self.start(failpoint, settled=settled)
 

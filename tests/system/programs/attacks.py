@@ -170,7 +170,7 @@ def changes_programs(on: On, notes: Notes) -> None:
 def look_into(pid: int, notes: Notes) -> None:
     """Read the environment and the memory of a process, and take its descriptors."""
     notes.attempt(f"environ of {pid}", lambda: Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")[0])
-    notes.attempt(f"map of {pid}", lambda: Path(f"/proc/{pid}/maps").read_text().splitlines()[0])
+    notes.attempt(f"map of {pid}", lambda: Path(f"/proc/{pid}/maps").read_text()[:1000])
     notes.attempt(f"descriptors of {pid}", lambda: os.readlink(f"/proc/{pid}/fd/1"))
     notes.attempt(f"memory of {pid}", lambda: f"descriptor {os.open(f'/proc/{pid}/mem', os.O_RDONLY)}")
     notes.attempt(f"descriptor of {pid}", lambda: syscall("pidfd_getfd", syscall("pidfd_open", pid, 0), 1, 0))
