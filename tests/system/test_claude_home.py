@@ -12,6 +12,7 @@ import pytest
 
 from hutch_executor.runners.claude.config_dir import transcripts_name
 from hutch_shared import messages as m
+from hutch_shared.errors import HutchError
 from tests.programs import bubblewrap
 from tests.rehearsal import Say, Step, Steps, Use, anything
 from tests.sampling import sample
@@ -125,3 +126,34 @@ async def test_a_conversation_is_kept_for_any_directory_name(tmp_path: Path, nam
     assert (cwd / "made").read_text() == f"{cwd}\n"
     kept = tmp_path / "agents" / "s-1" / "projects" / transcripts_name(str(cwd.resolve()))
     assert [path.stem for path in kept.glob("*.jsonl")] == [end.agent_session]
+
+
+def refusing(root: Path, why: str, starts: str) -> m.SandboxSpec:
+    """Return a sandbox by a bubblewrap that refuses these starts, a pattern for their numbers; trials count too."""
+    program, counted = root / "bwrap", root / "counted"
+    program.write_text(
+        f"#!/bin/sh\necho >> {counted}\ncase $(wc -l < {counted}) in\n"
+        f'  {starts}) echo "hutch: this command was not run: {why}." >&2; exit 126 ;;\n'
+        f'esac\nexec {bubblewrap()} "$@"\n'
+    )
+    program.chmod(0o755)
+    return m.SandboxSpec(str(program), network="full")
+
+
+async def test_the_cli_starts_again_if_a_hidden_file_was_replaced_meanwhile(tmp_path: Path) -> None:
+    """An account that is added between the trial and the start replaces /etc/shadow: the mount over it ends."""
+    spec = refusing(tmp_path, "/etc/shadow can be seen in the sandbox", "2")
+    async with stage(tmp_path, Steps(("go", Say("done"))), sandbox=spec) as s:
+        end = await s.turn()
+
+    assert end.state == "completed"
+
+
+async def test_a_start_that_is_refused_from_inside_has_the_reason(tmp_path: Path) -> None:
+    """What the sandbox says on standard error reaches the user; another reason is not tried again."""
+    spec = refusing(tmp_path, "the sandbox has no seccomp filter", "2")
+    with pytest.raises(HutchError, match="this command was not run: the sandbox has no seccomp filter"):
+        async with stage(tmp_path, Steps(("go", Say("done"))), sandbox=spec):
+            pass
+
+    assert len((tmp_path / "counted").read_text()) == 2

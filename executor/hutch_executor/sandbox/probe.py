@@ -21,7 +21,7 @@ from hutch_shared import messages as m
 from hutch_shared.errors import HutchError
 from hutch_shared.hardening import forbid_new_privileges
 
-__all__ = ["REPLACED", "find_fault", "main", "make_and_try", "probe_networks", "probe_sandbox"]
+__all__ = ["REPLACED", "find_fault", "main", "make_and_try", "probe_networks", "probe_sandbox", "was_replaced"]
 
 _SCRIPT: Final = """
 : > "$PWD/tried" || { echo "the working directory cannot be written"; exit 1; }
@@ -69,11 +69,16 @@ def make_and_try(
         except BaseException:
             enforced.close()
             raise
-        if not left or not any(words in fault for words in REPLACED):
+        if not left or not was_replaced(fault):
             break
         enforced.close()
         time.sleep(_PAUSE)
     return enforced, fault
+
+
+def was_replaced(fault: str) -> bool:
+    """Return whether a sandbox failed since a file was replaced while it was being hidden: another try may hold."""
+    return any(words in fault for words in REPLACED)
 
 
 def find_fault(enforced: Enforced, command: Sequence[str], *, with_bridge: bool = False) -> str:

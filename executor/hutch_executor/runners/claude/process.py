@@ -105,6 +105,7 @@ class ClaudeProcess(Transport):
         self._garbage = 0
         """The number of lines in a row that are not JSON."""
         self._stderr_rest = b""
+        self._started = anyio.Event()
 
     def __repr__(self) -> str:
         state = "not started" if self._process is None else f"pid {self.pid}, exit {self._process.returncode}"
@@ -122,7 +123,10 @@ class ClaudeProcess(Transport):
 
     async def connect(self) -> None:
         """Start the CLI and feed it its documents. CLIConnectionError if it cannot be started."""
-        self._process, self._input, self._output, documents = await spawn(self._launch, self._mark)
+        try:
+            self._process, self._input, self._output, documents = await spawn(self._launch, self._mark)
+        finally:
+            self._started.set()
         self._ready = True
         await feed(documents)
 
@@ -271,7 +275,11 @@ class ClaudeProcess(Transport):
         return True
 
     async def stderr(self) -> str | None:
-        """Return the next whole lines of standard error; at its end return the rest, then None."""
+        """Return the next whole lines of standard error; at its end return the rest, then None.
+
+        Waits for `connect`, which may not have begun; None if it failed.
+        """
+        await self._started.wait()
         if self._process is None or self._process.stderr is None:
             return None
         while chunk := await _receive(self._process.stderr):

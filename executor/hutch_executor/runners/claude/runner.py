@@ -47,6 +47,7 @@ from hutch_executor.runners.claude.unknown import UnknownLines
 from hutch_executor.runners.claude.usage import USAGE_UNKNOWN, UsageMeter, total
 from hutch_executor.runners.port import DaemonPort
 from hutch_executor.sandbox.command import SandboxedCommand, SessionSandbox
+from hutch_executor.sandbox.probe import was_replaced
 from hutch_shared import messages as m
 from hutch_shared.agents import provider_of
 from hutch_shared.backoff import Backoff
@@ -63,6 +64,8 @@ logging.getLogger("claude_agent_sdk").setLevel(logging.CRITICAL)
 
 
 _SUMMARY_DEADLINE: Final = 1.0
+_STARTS: Final = 4
+"""How often a CLI is started whose sandbox fails since a file was replaced meanwhile, as when an account is added."""
 _LOST_BROKER: Final = (
     "The agent could not reach its model any more: the directory of the broker's socket was removed and made again. The"
     " next prompt goes on from the conversation."
@@ -202,6 +205,16 @@ class ClaudeRunner:
         return (f"--resume={self._session.resume}", "--fork-session", name) if self._session.fork else (name,)
 
     async def _connect(self, *, commands: bool = False) -> m.KeyGrant:
+        """Start a CLI; again if its sandbox failed since a file was replaced while it was being hidden."""
+        for left in reversed(range(_STARTS)):
+            try:
+                return await self._start(commands=commands)
+            except HutchError as error:
+                if not left or self._sandbox is None or not was_replaced(error.message):
+                    raise
+        raise AssertionError
+
+    async def _start(self, *, commands: bool) -> m.KeyGrant:
         """Start a CLI; with `commands` one that knows its built-in commands."""
         session, timeouts, provider = self._session, self._timeouts, provider_of(self.agent)
         assert provider is not None
