@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -47,7 +48,10 @@ def test_a_marked_state_directory_is_a_hosts(marked: Path, capsys: pytest.Captur
 def test_a_hutchd_that_does_not_greet_is_not_called_stopped(
     marked: Path, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
-    """It lives, though the caller sees none of its locks: the answer names its pid."""
+    """It lives, though the caller sees none of its locks: the answer names its pid.
+
+    It gets longer if it uses processor time, as this process may, which stands for it.
+    """
     socket_path = marked / "run" / "client.sock"
     socket_path.parent.mkdir()
     with socket.socket(socket.AF_UNIX) as mute:
@@ -56,7 +60,8 @@ def test_a_hutchd_that_does_not_greet_is_not_called_stopped(
         code = main(words)
 
     assert code == 3
-    assert capsys.readouterr().err.startswith(f"hutch: hutchd (pid {os.getpid()}) is busy: it did not answer in 2 s.")
+    said = capsys.readouterr().err
+    assert re.match(rf"hutch: hutchd \(pid {os.getpid()}\) is busy: it did not answer in \d+ s\.", said), said
 
 
 _LATE: Final = """

@@ -98,7 +98,8 @@ async def test_an_earlier_versions_sessions_go_on_with_their_history(schema: Pat
 
         assert {name: end.state for name, end in ends.items()} == dict.fromkeys(ends, "completed")
         assert sorted(one.kind for one in settled) == ["plan", "tool"]
-        assert {one.message for one in settled} == {"Withdrawn: its executor is gone."}
+        # both are true of a turn whose executor did not outlive the earlier hutchd; what is noticed first is the reason
+        assert {one.message for one in settled} <= {"Withdrawn: its executor is gone.", "Withdrawn: the turn ended."}
         assert {name: (one.state, one.permission_mode) for name, one in after.items()} == {
             "history": ("open", "ask"),
             "asking": ("open", "ask"),
