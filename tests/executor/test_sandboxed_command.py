@@ -18,7 +18,7 @@ import pytest
 
 from hutch_executor.sandbox.command import SessionSandbox
 from hutch_executor.sandbox.enforcement import Enforced
-from hutch_executor.sandbox.probe import REPLACED, make_and_try
+from hutch_executor.sandbox.probe import make_and_try, was_replaced
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from tests.executor.fake_hutchd import prepare
@@ -71,7 +71,7 @@ def say(sandbox: SessionSandbox, command: str, env: dict[str, str] | None = None
     said = ""
     for _ in range(4):
         said = say_once(sandbox, command, env or {})
-        if not (said.startswith("bwrap: ") and any(words in said for words in REPLACED)):
+        if not (said.startswith(("bwrap: ", "hutch: ")) and was_replaced(said)):
             break
     return said
 

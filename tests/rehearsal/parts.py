@@ -221,9 +221,9 @@ class Request:
     @cached_property
     def results(self) -> list[Result]:
         """All tool results of the conversation, oldest first."""
-        calls = {c.id: c for c in self.calls}
+        calls = {str(c.id): c for c in self.calls}  # an odd event may have given a call an id of any type
         return [
-            Result(calls.get(b["tool_use_id"]), _text(b.get("content")), bool(b.get("is_error")))
+            Result(calls.get(str(b["tool_use_id"])), _text(b.get("content")), bool(b.get("is_error")))
             for m in self.messages
             if m["role"] == "user"
             for b in _blocks(m["content"])

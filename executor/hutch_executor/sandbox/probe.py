@@ -21,7 +21,7 @@ from hutch_shared import messages as m
 from hutch_shared.errors import HutchError
 from hutch_shared.hardening import forbid_new_privileges
 
-__all__ = ["REPLACED", "find_fault", "main", "make_and_try", "probe_networks", "probe_sandbox", "was_replaced"]
+__all__ = ["find_fault", "main", "make_and_try", "probe_networks", "probe_sandbox", "was_replaced"]
 
 _SCRIPT: Final = """
 : > "$PWD/tried" || { echo "the working directory cannot be written"; exit 1; }
@@ -40,7 +40,7 @@ raise SystemExit("it shares the network with the host")
 """
 _REFUSED: Final = "hutch: this command was not run: "
 _DEADLINE: Final = 20.0
-REPLACED: Final = (
+_REPLACED: Final = (
     "Unable to mount source on destination: No such file or directory",
     "realpath(destination): No such file or directory",
     "in mount table",
@@ -78,7 +78,7 @@ def make_and_try(
 
 def was_replaced(fault: str) -> bool:
     """Return whether a sandbox failed since a file was replaced while it was being hidden: another try may hold."""
-    return any(words in fault for words in REPLACED)
+    return any(words in fault for words in _REPLACED)
 
 
 def find_fault(enforced: Enforced, command: Sequence[str], *, with_bridge: bool = False) -> str:
