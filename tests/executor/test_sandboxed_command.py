@@ -248,6 +248,24 @@ def test_a_bubblewrap_that_stops_isolating_after_the_trial_runs_nothing(cwd: Pat
     assert not (cwd / "ran").exists()
 
 
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_sandbox_that_does_not_show_how_it_is_confined_runs_nothing(cwd: Path, network: Network) -> None:
+    """What the look from inside cannot read counts as missing: here there is nothing in /proc."""
+    program = cwd.parent / "bwrap"
+    program.write_text(
+        '#!/bin/bash\nwhile [ "$1" != -- ]; do given+=("$1"); shift; done\n'
+        f'exec {bubblewrap()} "${{given[@]}}" --tmpfs /proc "$@"\n'
+    )
+    program.chmod(0o755)
+    with (
+        sandboxed(cwd, network, program=str(program)) as sandbox,
+        pytest.raises(HutchError, match="how it is confined"),
+    ):
+        sandbox.wrap(("/bin/sh", "-c", "touch ran"), {})
+
+    assert not (cwd / "ran").exists()
+
+
 def test_an_invalid_allow_list_is_refused(cwd: Path) -> None:
     """An invalid entry allows nothing."""
     with (

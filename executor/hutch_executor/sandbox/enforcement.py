@@ -31,22 +31,28 @@ _NUMBER: Final = 32
 """Bytes of a message with a process id: each comes with a descriptor, so none is joined with the next."""
 _CHECK: Final = """
 refuse() { printf 'hutch: this command was not run: %s.\\n' "$1" >&2; exit 126; }
+seen=0
 while read -r name value rest; do
   case $name in
     NoNewPrivs:) [ "$value" = 1 ] || refuse 'the sandbox lets it gain privileges' ;;
     Seccomp:) [ "$value" = 2 ] || refuse 'the sandbox has no seccomp filter' ;;
     CapEff: | CapPrm:) case $value in *[!0]*) refuse 'it has capabilities in the sandbox' ;; esac ;;
+    *) continue ;;
   esac
+  seen=$((seen + 1))
 done < /proc/self/status
+[ "$seen" = 4 ] || refuse 'the sandbox does not show how it is confined'
 if [ "$1" = bubblewrap ]; then
   [ $$ -lt 16 ] || refuse 'the sandbox shares its processes with the host'
   if [ "$2" != full ]; then
+    seen=0
     while read -r name rest; do
       case $name in
-        lo:*) ;;
+        lo:*) seen=1 ;;
         *:*) refuse 'the sandbox shares the network with the host' ;;
       esac
     done < /proc/net/dev
+    [ "$seen" = 1 ] || refuse 'the sandbox does not show its network'
   fi
 fi
 left=$3
@@ -62,7 +68,7 @@ while [ "$left" -gt 0 ]; do
   shift
   left=$((left - 1))
 done
-unset name value rest left entry line
+unset name value rest left entry line seen
 exec "$@"
 """
 
