@@ -31,6 +31,8 @@ _PASSING = re.compile(
 
 
 _TEMPORARY = ("/tmp/", "/var/tmp/", "/dev/shm/", "/run/")
+_MAY_GO = (*_TEMPORARY, "/opt/hutch-test-")
+"""Tests may remove these: what is temporary, and the copy of Hutch that an earlier, killed run left behind."""
 _NAMES = re.compile(r"hutch|claude|hypothesis|pytest|xdist")
 
 
@@ -99,13 +101,13 @@ def _is_of_tests(pid: int) -> bool:
 def differences(before: dict[str, list[str]], now: dict[str, list[str]]) -> list[str]:
     """Return a line for each new thing, and for each missing one of a kind that matters.
 
-    Processes, cgroups and temporary files may go.
+    Processes, cgroups and the files of `_MAY_GO` may go.
     """
     lines = []
     for kind, there in now.items():
         lines += [f"{kind}: new: {one}" for one in there if one not in before[kind]]
         if kind not in ("processes", "cgroups"):
-            gone = [one for one in before[kind] if one not in there and not one.startswith(_TEMPORARY)]
+            gone = [one for one in before[kind] if one not in there and not one.startswith(_MAY_GO)]
             lines += [f"{kind}: gone: {one}" for one in gone]
     return lines
 

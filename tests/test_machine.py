@@ -1,0 +1,41 @@
+"""What counts as a difference of the machine after tests."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+import pytest
+
+_FILE: Final = Path(__file__).parents[1] / "scripts" / "machine.py"
+
+
+@pytest.fixture(scope="module")
+def machine() -> ModuleType:
+    """The script, imported."""
+    spec = importlib.util.spec_from_file_location("machine", _FILE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("path", ["/opt/hutch-test-1", "/tmp/hutch-1"])
+def test_what_a_killed_run_left_may_go_and_must_not_come(machine: ModuleType, path: str) -> None:
+    """A run may remove the leftovers of an earlier one; the same file counts if it is new."""
+    empty: dict[str, list[str]] = {"files": []}
+    there = {"files": [path]}
+
+    assert machine.differences(there, empty) == []
+    assert machine.differences(empty, there) == [f"files: new: {path}"]
+
+
+def test_other_files_and_accounts_must_not_go(machine: ModuleType) -> None:
+    """A file of the machine or an account that is gone counts."""
+    before = {"files": ["/etc/hosts", "/opt/wheels"], "accounts": ["daemon"]}
+
+    lines = machine.differences(before, {"files": [], "accounts": []})
+
+    assert lines == ["files: gone: /etc/hosts", "files: gone: /opt/wheels", "accounts: gone: daemon"]
