@@ -16,7 +16,8 @@ _FILE: Final = Path(__file__).parents[1] / "scripts" / "machine.py"
 def machine() -> ModuleType:
     """The script, imported."""
     spec = importlib.util.spec_from_file_location("machine", _FILE)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
