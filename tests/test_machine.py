@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from types import ModuleType
-from typing import Final
 
 import pytest
 
-_FILE: Final = Path(__file__).parents[1] / "scripts" / "machine.py"
+from tests.scripts import load_script
 
 
 @pytest.fixture(scope="module")
 def machine() -> ModuleType:
     """The script, imported."""
-    spec = importlib.util.spec_from_file_location("machine", _FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("machine")
 
 
 @pytest.mark.parametrize("path", ["/opt/hutch-test-1", "/tmp/hutch-1"])

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "process_starts.py"
+from tests.scripts import load_script
 
 
 @pytest.fixture(scope="module")
 def rule() -> ModuleType:
     """The script as a module."""
-    spec = importlib.util.spec_from_file_location("process_starts", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("process_starts")
 
 
 @pytest.mark.parametrize(

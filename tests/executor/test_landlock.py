@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from hutch_executor.sandbox.programs import PROGRAMS
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from tests.executor.fake_hutchd import prepare
+from tests.executor.sandboxed import output_of
 
 ATTEMPTS = Path(__file__).with_name("landlock_attempts.py")
 REFUSED = {
@@ -195,23 +196,6 @@ def test_a_protected_place_in_a_writable_one_is_refused(place: Path) -> None:
         assert refused.value.reason is Reason.ISOLATION_UNAVAILABLE
 
 
-def run(sandbox: SessionSandbox, place: Path, command: str, env: Mapping[str, str], **ways: Any) -> str:
-    """Run a shell command of the session and return its output, errors included."""
-    with closing(sandbox.wrap(("/bin/sh", "-c", command), env, **ways)) as inside:
-        done = subprocess.run(
-            inside.argv,
-            env=inside.env,
-            cwd=place / "work",
-            pass_fds=inside.descriptors,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    return done.stdout.strip()
-
-
 def session_in(place: Path, spec: m.SandboxSpec) -> m.PrepareSession:
     session = prepare(place / "work", sandbox=spec)
     return msgspec.structs.replace(session, home=str(place / "home"), agent_dir=str(place / "agents" / "s-1"))
@@ -233,8 +217,8 @@ def test_home_and_temporary_files_are_the_sessions_own(place: Path) -> None:
         f" ls {home} 2>&1 | grep -c denied; echo x > {home}/x"
     )
     with closing(SessionSandbox(session_in(place, spec), spec)) as sandbox:
-        first = run(sandbox, place, look, {"PATH": os.environ["PATH"], "HOME": str(home), "LC_ALL": "C"})
-        second = run(sandbox, place, "cat ~/.cargo/registry", {"PATH": os.environ["PATH"]})
+        first = output_of(sandbox, look, {"PATH": os.environ["PATH"], "HOME": str(home), "LC_ALL": "C"})
+        second = output_of(sandbox, "cat ~/.cargo/registry", {"PATH": os.environ["PATH"]})
 
     assert first.splitlines()[:-1] == ["# .cargo/bin/tool# dots/gitconfig2", "kept", "temporary", "1"]
     assert "ermission denied" in first.splitlines()[-1]
@@ -259,12 +243,12 @@ def test_a_link_in_the_place_of_the_home_leads_nowhere(place: Path, replaced: st
     env = {"PATH": os.environ["PATH"], "HOME": str(home)}
     ways = {"write": [str(place / "agents" / "s-1")]}
     with closing(SessionSandbox(session_in(place, spec), spec)) as sandbox:
-        run(sandbox, place, f"rm -r {target} && ln -s {victim} {target}", env, **ways)
+        output_of(sandbox, f"rm -r {target} && ln -s {victim} {target}", env, **ways)
         with suppress(HutchError):
-            run(sandbox, place, ":", env, **ways)
+            output_of(sandbox, ":", env, **ways)
         left = list(victim.iterdir())
         os.unlink(target)
-        again = run(sandbox, place, "ls -d ~ && echo x > $TMPDIR/x && cat ~/.gitconfig", env, **ways)
+        again = output_of(sandbox, "ls -d ~ && echo x > $TMPDIR/x && cat ~/.gitconfig", env, **ways)
 
     assert left == []
     assert again.endswith("# ours")
@@ -290,7 +274,7 @@ def test_xdg_variables_name_the_agents_home(place: Path) -> None:
     )
     with closing(SessionSandbox(session_in(place, spec), spec)) as sandbox, pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(home / "conf"))  # the executor's own, by which it finds what to show
-        said = run(sandbox, place, command, env)
+        said = output_of(sandbox, command, env)
 
     assert said.splitlines() == ["settings", ".cache", "conf", "data", "/etc/xdg"]
 
@@ -303,7 +287,7 @@ def test_folders_that_are_not_shown_leave_the_path(place: Path) -> None:
     (place / "home" / "odd" / "echo").chmod(0o755)
     (place / "agents").mkdir(mode=0o700)
     with closing(SessionSandbox(session_in(place, spec_of(place)), spec_of(place))) as sandbox:
-        said = run(sandbox, place, "env echo found", {"PATH": f"{place}/home/odd:/usr/bin:/bin"})
+        said = output_of(sandbox, "env echo found", {"PATH": f"{place}/home/odd:/usr/bin:/bin"})
 
     assert said == "found"
 
@@ -336,7 +320,7 @@ else:
 """
     (place / "work" / "agent.py").write_text(agent)
     with closing(SessionSandbox(session_in(place, spec_of(place)), spec_of(place))) as sandbox:
-        said = run(sandbox, place, "exec python3 agent.py", {"PATH": "/usr/bin:/bin"}, sockets=[str(place)])
+        said = output_of(sandbox, "exec python3 agent.py", {"PATH": "/usr/bin:/bin"}, sockets=[str(place)])
 
     assert said.splitlines() == ["there, there, Operation not permitted", "Operation not permitted"]
 

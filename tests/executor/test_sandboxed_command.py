@@ -22,6 +22,7 @@ from hutch_executor.sandbox.probe import make_and_try, was_replaced
 from hutch_shared import messages as m
 from hutch_shared.errors import HutchError, Reason
 from tests.executor.fake_hutchd import prepare
+from tests.executor.sandboxed import output_of
 from tests.executor.test_egress import server
 from tests.programs import bubblewrap
 
@@ -70,26 +71,10 @@ def say(sandbox: SessionSandbox, command: str, env: dict[str, str] | None = None
     """
     said = ""
     for _ in range(4):
-        said = say_once(sandbox, command, env or {})
+        said = output_of(sandbox, command, {"PATH": os.environ["PATH"], **(env or {})})
         if not (said.startswith(("bwrap: ", "hutch: ")) and was_replaced(said)):
             break
     return said
-
-
-def say_once(sandbox: SessionSandbox, command: str, env: dict[str, str]) -> str:
-    with closing(sandbox.wrap(("/bin/sh", "-c", command), {"PATH": os.environ["PATH"], **env})) as inside:
-        done = subprocess.run(
-            inside.argv,
-            env=inside.env,
-            pass_fds=inside.descriptors,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    return done.stdout.strip()
 
 
 def dial(family: socket.AddressFamily, address: object) -> str:
