@@ -16,11 +16,11 @@ import anyio
 from anyio import to_thread
 
 from hutch_executor.account import agent_dir
-from hutch_executor.sandbox import landlock, private_home
+from hutch_executor.sandbox import private_home
 from hutch_executor.sandbox.egress import EgressProxy, NetworkBridge
 from hutch_executor.sandbox.enforcement import Enforced, enforce
 from hutch_executor.sandbox.git_dirs import git_dirs
-from hutch_executor.sandbox.plan import SandboxPlan, plan_sandbox
+from hutch_executor.sandbox.plan import plan_sandbox
 from hutch_executor.sandbox.probe import make_and_try
 from hutch_executor.sandbox.programs import PROGRAMS, PROXY_PORT, bridge_argv
 from hutch_shared import messages as m
@@ -122,7 +122,7 @@ class SessionSandbox:
             if spec.network != "full":
                 inside = {name: value for name, value in inside.items() if name.upper() not in _PROXIES}
             if self._private is not None:
-                inside |= self._private_variables(self._private, plan, inside)
+                inside |= self._private_variables(self._private, plan.links, enforced.shown, inside)
             if self._proxy is None:
                 return SandboxedCommand((*enforced.argv, *argv), inside, enforced.descriptors, enforced)
             inside |= {"NODE_USE_ENV_PROXY": "1"}
@@ -149,16 +149,18 @@ class SessionSandbox:
             self._private = agent_dir.make_scratch(self._agent_dir)
         return (self._private,)
 
-    def _private_variables(self, private: str, plan: SandboxPlan, env: Mapping[str, str]) -> dict[str, str]:
-        """Fill the home and return the variables for it.
+    def _private_variables(
+        self, private: str, links: Mapping[str, str], shown: Sequence[str], env: Mapping[str, str]
+    ) -> dict[str, str]:
+        """Fill the home with links to what is `shown` of the real one, and return the variables for it.
 
         PATH loses the folders that are not shown: a shell would find a program there, and fail to start it.
         """
-        home, shown = os.path.join(private, _HOME), landlock.shown_whole(landlock.rules_for(plan.places))
+        home = os.path.join(private, _HOME)
         folder, scratch = os.path.split(private)
         try:
             private_home.make(folder, f"{scratch}/{_TMP}")
-            private_home.fill(folder, f"{scratch}/{_HOME}", self._session.home, shown, plan.links)
+            private_home.fill(folder, f"{scratch}/{_HOME}", self._session.home, shown, links)
         except OSError as error:
             why = f"The agent's home and temporary files cannot be made in {private}: {error.strerror}."
             raise HutchError(Reason.AGENT_UNAVAILABLE, why) from error

@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -79,14 +79,25 @@ class Enforced:
     With Landlock its commands may change modes and owners, and open Unix sockets, until `close`: a thread answers them.
     """
 
-    def __init__(self, argv: Sequence[str], cwd: str, descriptors: Sequence[int], rewind: int | None = None) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        cwd: str,
+        descriptors: Sequence[int],
+        *,
+        rewind: int | None = None,
+        supervisors: _Supervisors | None = None,
+        shown: Iterable[str] = (),
+    ) -> None:
         self.argv = tuple(argv)
         """The command that makes the sandbox; the command to run inside goes after it."""
         self.cwd = cwd
         """The working directory in which it must be started."""
         self.descriptors = tuple(descriptors)
+        self.shown = tuple(shown)
+        """With Landlock, the paths that are shown with everything in them."""
         self._rewind = rewind
-        self._supervisors: _Supervisors | None = None
+        self._supervisors = supervisors
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -96,10 +107,6 @@ class Enforced:
         """Make it ready for one more start. Call before each."""
         if self._rewind is not None:  # bubblewrap reads the filter to its end; the position belongs to all its readers
             os.lseek(self._rewind, 0, os.SEEK_SET)
-
-    def supervise(self, supervisors: _Supervisors) -> None:
-        """Close these with the sandbox."""
-        self._supervisors = supervisors
 
     def close(self) -> None:
         """Close its descriptors and end its thread. Safe to call twice."""
@@ -150,16 +157,17 @@ def _enforce_landlock(
     rules += seccomp.file_rules(truncates=landlock.truncates(abi))
     rules += seccomp.command_rules(supervised=sockets)
     rules += seccomp.watch_rules((*WATCHED, *(TRUNCATE if landlock.truncates(abi) else ())))
-    ruleset = landlock.make_ruleset(landlock.rules_for(plan.places), network=network, abi=abi)
+    rights = landlock.rules_for(plan.places)
+    ruleset = landlock.make_ruleset(rights, network=network, abi=abi)
     try:
         supervisors = _Supervisors([path for path, access in plan.places.items() if access == "write"])
     except (OSError, RuntimeError) as error:  # RuntimeError: the session may start no more threads
         os.close(ruleset)
         raise _unavailable(f"The supervisor of the sandbox cannot be started: {error}") from error
     program = confine_argv(seccomp.assemble(rules, known), ruleset, supervisors.given)
-    enforced = Enforced((*program, *check), plan.cwd, (ruleset, supervisors.given))
-    enforced.supervise(supervisors)
-    return enforced
+    descriptors = (ruleset, supervisors.given)
+    shown = landlock.shown_whole(rights)
+    return Enforced((*program, *check), plan.cwd, descriptors, supervisors=supervisors, shown=shown)
 
 
 def _wholly_hidden(places: Mapping[str, Access]) -> list[str]:
