@@ -278,7 +278,7 @@ _KERNEL: Final = (
         _ALWAYS,
         _ALWAYS,
         _ALWAYS,
-        "The sandbox that an agent's CLI makes for its own commands needs them.",
+        "With bubblewrap, the sandbox that an agent's CLI makes for its own commands needs them.",
     ),
     Attack("mounts", "Look behind the sandbox with mounts in a namespace of its own.", _NEVER, _NEVER, _ALWAYS),
     Attack(

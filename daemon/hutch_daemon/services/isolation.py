@@ -67,7 +67,7 @@ class IsolationPlanner:
         An earlier version recorded neither what is open nor the kind of a sandbox: then only the level counts.
         """
         settings = self._settings.current.sandbox
-        if isolation.open and settings.mode == "require" and isolation.sandbox not in kinds_of(settings):
+        if isolation.network is not None and settings.mode == "require" and isolation.sandbox not in kinds_of(settings):
             return False
         return not is_less(isolation.level, self.least(isolation.asked))
 

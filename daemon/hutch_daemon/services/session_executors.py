@@ -198,7 +198,7 @@ class SessionExecutors:
         executor.has_namespace = plan.sandbox is not None and plan.sandbox.kind == "bubblewrap"
         prepared = await self._send(executor, prepare, settings.executors.prepare_timeout)
         executor.prepared, executor.has_recap = True, prepare.recap is not None
-        row = await self._store.write(partial(_record_prepared, session=session, prepared=prepared, plan=plan))
+        row = await self._store.write(partial(_record_prepared, session=session, prepared=prepared))
         if row.permission_mode != session.permission_mode:  # changed during the preparation
             await executor.send_mode(row.id, row.permission_mode)
 
@@ -244,7 +244,7 @@ def _unable(session: SessionRow, executor: Executor, plan: IsolationPlan) -> str
     return None
 
 
-def _record_prepared(tx: Tx, session: SessionRow, prepared: m.Prepared, plan: IsolationPlan) -> SessionRow:
+def _record_prepared(tx: Tx, session: SessionRow, prepared: m.Prepared) -> SessionRow:
     """Record the result of the preparation; report the instruction files if they are others than before."""
     read, now = prepared.instructions, sessions.get(tx, session.id)
     conversation = prepared.agent_session or session.agent_session
@@ -256,7 +256,6 @@ def _record_prepared(tx: Tx, session: SessionRow, prepared: m.Prepared, plan: Is
         tx,
         session.id,
         keys=prepared.keys,
-        isolation=plan.isolation,
         agent_session=conversation,
         cwd=prepared.cwd or session.cwd,
         real_cwd=session.real_cwd or prepared.cwd is not None,
@@ -268,7 +267,7 @@ def _isolation_notice(session: SessionRow, plan: IsolationPlan) -> Notice | None
     """Return a notice if the session has another sandbox or less isolation than it had; otherwise None."""
     before, now = session.isolation, plan.isolation
     exposed = plan.keys == "exposed" and session.keys == "brokered"
-    other = before.sandbox is not None and before.sandbox != now.sandbox  # earlier versions did not record it
+    other = before.network is not None and before.sandbox != now.sandbox  # earlier versions recorded neither
     if not (exposed or other or is_less(now.level, before.level)):
         return None
     message = f"The isolation of this session is {now.level} now, keys: {plan.keys}. {now.why}"

@@ -20,6 +20,7 @@ from hutch_executor.sandbox import private_home
 from hutch_executor.sandbox.egress import EgressProxy, NetworkBridge
 from hutch_executor.sandbox.enforcement import Enforced, enforce
 from hutch_executor.sandbox.git_dirs import git_dirs
+from hutch_executor.sandbox.places import is_inside
 from hutch_executor.sandbox.plan import plan_sandbox
 from hutch_executor.sandbox.probe import make_and_try
 from hutch_executor.sandbox.programs import PROGRAMS, PROXY_PORT, bridge_argv
@@ -168,7 +169,9 @@ class SessionSandbox:
         variables = {"HOME": home, "TMPDIR": temporary, "TMPPREFIX": f"{temporary}/zsh"}  # zsh's own name for it
         variables |= private_home.moved(env, self._session.home, home)
         if path := env.get("PATH"):
-            folders = [one for one in path.split(":") if _is_in(os.path.realpath(one), shown)]
+            folders = [
+                one for one in path.split(":") if any(is_inside(os.path.realpath(one), place) for place in shown)
+            ]
             variables["PATH"] = ":".join(folders) or os.defpath
         return variables
 
@@ -180,10 +183,6 @@ class SessionSandbox:
             with suppress(OSError):  # the next executor of the session removes what is left
                 agent_dir.remove_scratch(self._agent_dir)
             self._private = None
-
-
-def _is_in(path: str, places: Iterable[str]) -> bool:
-    return any(path == place or path.startswith(f"{place}/") for place in places)
 
 
 def git_settings(settings: Sequence[tuple[str, str]] = _GIT) -> dict[str, str]:

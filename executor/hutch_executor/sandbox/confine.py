@@ -22,7 +22,17 @@ import ctypes
 import os
 import sys
 
-__all__ = ["PROGRAM", "add_path", "drop_privileges", "install_filter", "landlock_abi", "make_ruleset", "restrict"]
+__all__ = [
+    "PROGRAM",
+    "add_path",
+    "checked",
+    "drop_capabilities",
+    "drop_privileges",
+    "install_filter",
+    "landlock_abi",
+    "make_ruleset",
+    "restrict",
+]
 
 PROGRAM = __file__
 
@@ -63,30 +73,35 @@ def make_ruleset(abi: int, files: int, tcp: int, scopes: int) -> int:
     """
     size = next(size for first, size in _RULESET_SIZES if abi >= first)
     attributes = (ctypes.c_uint64 * 3)(files, tcp, scopes)
-    ruleset: int = _checked(_libc.syscall(_LANDLOCK_CREATE, attributes, ctypes.c_size_t(size), 0))
+    ruleset: int = checked(_libc.syscall(_LANDLOCK_CREATE, attributes, ctypes.c_size_t(size), 0))
     return ruleset
 
 
 def add_path(ruleset: int, path: int, rights: int) -> None:
     """Allow these rights for the file or the hierarchy that the descriptor `path` is open at. OSError."""
     rule = ctypes.create_string_buffer(rights.to_bytes(8, sys.byteorder) + path.to_bytes(4, sys.byteorder), 12)
-    _checked(_libc.syscall(_LANDLOCK_ADD, ruleset, _LANDLOCK_PATH, rule, 0))
+    checked(_libc.syscall(_LANDLOCK_ADD, ruleset, _LANDLOCK_PATH, rule, 0))
 
 
 def restrict(ruleset: int) -> None:
     """Confine this thread, and what it starts, to the ruleset. Needs `drop_privileges` first. OSError."""
-    _checked(_libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0))
+    checked(_libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0))
 
 
 def drop_privileges() -> None:
     """Drop every capability and forbid new privileges, for this thread and what it starts. OSError."""
-    _checked(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    checked(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     for capability in range(_CAPABILITIES):
         if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
             break  # an unprivileged process may not; a capability that it does not have needs no bound
+    drop_capabilities()
+
+
+def drop_capabilities() -> None:
+    """Drop this thread's capabilities; the process's other threads keep theirs. OSError."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
-    _checked(_libc.capset(header, (ctypes.c_uint32 * 6)()))
+    checked(_libc.capset(header, (ctypes.c_uint32 * 6)()))
 
 
 def install_filter(instructions: bytes, *, supervised: bool = False) -> int | None:
@@ -100,7 +115,7 @@ def install_filter(instructions: bytes, *, supervised: bool = False) -> int | No
 
     program = Program(len(instructions) // 8, instructions)
     if not supervised:
-        _checked(_libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0))
+        checked(_libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0))
         return None
     number = _SECCOMP_CALLS.get(os.uname().machine)
     if number is None:
@@ -109,7 +124,7 @@ def install_filter(instructions: bytes, *, supervised: bool = False) -> int | No
         listener: int = _libc.syscall(number, _SECCOMP_SET_MODE_FILTER, flags, ctypes.byref(program))
         if listener >= 0 or ctypes.get_errno() != _EINVAL:
             break
-    _checked(listener)
+    checked(listener)
     return listener
 
 
@@ -162,7 +177,8 @@ def _refuse(why: str) -> None:
     sys.exit(_CANNOT_RUN)
 
 
-def _checked(result: int) -> int:
+def checked(result: int) -> int:
+    """Return the result of a system call; OSError if it failed."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

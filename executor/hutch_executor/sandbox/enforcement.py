@@ -13,11 +13,10 @@ import socket
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 from hutch_executor.sandbox import confine, landlock, seccomp
-from hutch_executor.sandbox.places import Access
+from hutch_executor.sandbox.places import Access, is_inside
 from hutch_executor.sandbox.plan import SandboxPlan
 from hutch_executor.sandbox.programs import confine_argv
 from hutch_executor.sandbox.supervisor import TRUNCATE, WATCHED, CallSupervisor
@@ -119,9 +118,9 @@ class Enforced:
             os.close(descriptor)
 
 
-def abi_of(limit: int = landlock.NEWEST) -> int:
-    """Return the Landlock ABI in use: the kernel's, at most `limit`. 0 without Landlock."""
-    return min(confine.landlock_abi(), limit)
+def abi_of() -> int:
+    """Return the Landlock ABI in use: the kernel's, or the newest that Hutch knows. 0 without Landlock."""
+    return min(confine.landlock_abi(), landlock.NEWEST)
 
 
 def enforce(plan: SandboxPlan, *, sockets: bool, abi: int | None = None) -> Enforced:
@@ -174,7 +173,7 @@ def _wholly_hidden(places: Mapping[str, Access]) -> list[str]:
     """Return the hidden places in which nothing is shown."""
     shown = [path for path, access in places.items() if access != "hidden"]
     hidden = [path for path, access in places.items() if access == "hidden"]
-    return [path for path in hidden if not any(Path(one).is_relative_to(path) for one in shown)]
+    return [path for path in hidden if not any(is_inside(one, path) for one in shown)]
 
 
 class _Supervisors:

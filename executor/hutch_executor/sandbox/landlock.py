@@ -9,7 +9,8 @@ Always true:
 
 - A rule belongs to a file, not to its name: a file that replaces another one later is covered by its folder's rule, and
   by none where the folder had to be split.
-- Rights of a later ABI than the kernel's are left out, and are then open: `hutch_shared.attacks` names them by ABI.
+- Rights of a later ABI than the kernel's are left out. The filter and the supervisor stand in for truncation, TCP and
+  abstract sockets; what is then open (signals, below ABI 6) is in `hutch_shared.attacks`.
 - Devices are given one by one. /dev/shm and pseudo-terminals would show those of the account's other processes.
 
 Source: Documentation/userspace-api/landlock.rst of the kernel.
@@ -21,11 +22,10 @@ import errno
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Final
 
 from hutch_executor.sandbox import confine
-from hutch_executor.sandbox.places import Access
+from hutch_executor.sandbox.places import Access, is_inside
 from hutch_shared.errors import HutchError, Reason
 
 __all__ = ["NEWEST", "make_ruleset", "rules_for", "shown_whole", "truncates"]
@@ -40,6 +40,7 @@ _LATER: Final = {2: _REFER, 3: _TRUNCATE, 5: _IOCTL_DEV}
 _OF_FILES: Final = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 """The rights that a rule of a file, which is no folder, may give."""
 _READ: Final = _EXECUTE | _READ_FILE | _READ_DIR
+_CHANGE: Final = _FIRST & ~(_MAKE_CHAR | _MAKE_BLOCK) | _REFER | _TRUNCATE | _IOCTL_DEV
 _DEVICE: Final = _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 _TCP: Final = 0b11
 """Binding and connecting."""
@@ -56,7 +57,7 @@ def rules_for(places: Mapping[str, Access]) -> dict[str, int]:
     """
     found: dict[str, int] = {}
     for path, access in places.items():
-        inside = [one for one in places if one != path and Path(one).is_relative_to(path)]
+        inside = [one for one in places if one != path and is_inside(one, path)]
         match access:
             case "read":
                 closed = [one for one in inside if places[one] in ("hidden", "private", "taken", "devices")]
@@ -65,7 +66,7 @@ def rules_for(places: Mapping[str, Access]) -> dict[str, int]:
                 if (other := next((one for one in inside if places[one] != "write"), None)) is not None:
                     why = f"Landlock cannot protect {other} in {path}, which the agent can change; bubblewrap can."
                     raise HutchError(Reason.ISOLATION_UNAVAILABLE, why)
-                found[path] = _rights("write")
+                found[path] = _CHANGE
             case "devices":
                 found |= {f"{path}/{name}": _DEVICE for name in _DEVICES}
             case "processes":
@@ -122,12 +123,6 @@ def _add(ruleset: int, path: str, rights: int) -> None:
         os.close(opened)
 
 
-def _rights(access: Access) -> int:
-    if access == "read":
-        return _READ
-    return _FIRST & ~(_MAKE_CHAR | _MAKE_BLOCK) | _REFER | _TRUNCATE | _IOCTL_DEV
-
-
 def _split(path: str, closed: list[str]) -> Iterator[tuple[str, int]]:
     """Yield the rules that show `path` except the closed places in it, and what lies in them."""
     if not closed:
@@ -139,4 +134,4 @@ def _split(path: str, closed: list[str]) -> Iterator[tuple[str, int]]:
         names = sorted(entry.path for entry in entries)
     for name in names:
         if name not in closed:
-            yield from _split(name, [one for one in closed if Path(one).is_relative_to(name)])
+            yield from _split(name, [one for one in closed if is_inside(one, name)])

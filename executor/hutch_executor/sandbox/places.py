@@ -25,6 +25,7 @@ __all__ = [
     "Access",
     "holds_key",
     "in_home",
+    "is_inside",
 ]
 
 Access = Literal["read", "write", "pinned", "private", "hidden", "taken", "devices", "processes"]
@@ -97,6 +98,11 @@ SECRETS: Final = (
     *(".orbstack", ".local/share/podman", ".config/Bitwarden"),
 )
 """Names below the home, hidden with `tools` and `read_only`: keys, and histories of typed commands."""
+
+
+def is_inside(path: str, place: str) -> bool:
+    """Return whether a real path is `place` or lies in it, by its text: a plan compares all its places this way."""
+    return path == place or path.startswith(f"{place.rstrip('/')}/")
 
 
 def in_home(name: str, home: str, environ: Mapping[str, str]) -> Iterator[str]:

@@ -53,6 +53,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
+from hutch_executor.sandbox.confine import checked, drop_capabilities
 from hutch_executor.sandbox.seccomp import native_abi, unavailable
 
 __all__ = ["TRUNCATE", "WATCHED", "CallSupervisor"]
@@ -74,7 +75,6 @@ _RESPONSE: Final = struct.Struct("=QqiI")
 """id, value, error, flags."""
 _OPENAT2: Final = 437
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 0x02, 0x04, 0x08
-_CAPABILITY_VERSION: Final = 0x2008_0522
 _AT_FDCWD: Final = -100
 _AT_SYMLINK_NOFOLLOW: Final = 0x100
 _AT_EMPTY_PATH: Final = 0x1000
@@ -197,7 +197,7 @@ class CallSupervisor:
     def _run(self) -> None:
         try:
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-            _drop_capabilities()
+            drop_capabilities()
             with suppress(OSError):  # only faster, from Linux 6.6 on
                 fcntl.ioctl(self._listener, _SET_FLAGS, _SYNC_WAKE_UP)
             self._serve()
@@ -316,7 +316,7 @@ class CallSupervisor:
         named = change.value != _UNCHANGED or change.group != _UNCHANGED
         if named and os.readlink("ns/user", dir_fd=caller) != self._own_names:
             raise _refused()
-        _checked(_fchownat(inside, b"", change.value, change.group, _AT_EMPTY_PATH))
+        checked(_fchownat(inside, b"", change.value, change.group, _AT_EMPTY_PATH))
 
 
 class _Descriptors:
@@ -528,17 +528,4 @@ _fchownat.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32, ctypes.c_u
 
 def _openat2(start: int, path: bytes, flags: int, resolve: int) -> int:
     how = struct.pack("=3Q", flags, 0, resolve)
-    return _checked(_syscall(_OPENAT2, start, path, how, len(how)))
-
-
-def _drop_capabilities() -> None:
-    """Drop this thread's capabilities; the process's other threads keep theirs."""
-    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
-    _checked(_libc.capset(header, (ctypes.c_uint32 * 6)()))
-
-
-def _checked(result: int) -> int:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return result
+    return checked(_syscall(_OPENAT2, start, path, how, len(how)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,7 +24,7 @@ NEITHER = SandboxProbe(KindTrial("bubblewrap"), KindTrial("landlock", {"full": "
 LOST = replace(NEITHER, bubblewrap=ONLY_LANDLOCK.bubblewrap, is_lost=True)
 
 
-async def notices(stage: Stage, session: m.Session) -> list[dict[str, object]]:
+async def notices(stage: Stage, session: m.Session) -> list[dict[str, Any]]:
     """Return the session's notices about its isolation."""
     found = [msgspec.json.decode(one.data) for one in await stage.events(session) if one.kind == "notice"]
     return [one for one in found if one["word"] == "isolation"]
@@ -97,6 +98,20 @@ async def test_it_is_tried_again_once(stage: Stage) -> None:
     assert (ended.state, ended.reason) == ("failed", "isolation_unavailable")
     assert "landlock does not hold" in (ended.message or "")
     assert len(stage.host.started) == 3
+
+
+async def test_a_session_that_gets_a_sandbox_later_says_so(stage: Stage) -> None:
+    """It had none: that bubblewrap was installed meanwhile is a change of its isolation like any other."""
+    stage.host.sandbox_of_all = NEITHER
+    async with stage.hutchd():
+        session = await stage.open(agent="claude")
+        await stage.ended(await stage.submit(session))
+        stage.executor.die()
+        stage.host.sandbox_of_all = BOTH
+        await stage.ended(await stage.submit(session))
+        said = await notices(stage, session)
+
+    assert [one["details"]["sandbox"] for one in said] == ["bubblewrap"]
 
 
 async def test_a_sandbox_that_holds_in_its_trial_is_not_exchanged(stage: Stage) -> None:

@@ -210,7 +210,8 @@ class ClaudeRunner:
             try:
                 return await self._start(commands=commands)
             except HutchError as error:
-                if not left or self._sandbox is None or not was_replaced(error.message):
+                # `isolation_unavailable`: the sandbox itself was tried again already.
+                if not left or error.reason is not Reason.AGENT_UNAVAILABLE or not was_replaced(error.message):
                     raise
         raise AssertionError
 
