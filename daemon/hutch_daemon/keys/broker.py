@@ -453,13 +453,15 @@ class Broker:
         with suppress(HutchError):  # another link reports them again, and they are recognised
             await peer.notify("ack_records", link.AckRecords(n=reported.records[-1].n))
         assert self._tasks is not None
-        # In a task, because the link reads the replies to the refills only after this handler has returned.
-        self._tasks.start_soon(self._refill, reported.records)
+        # In a task, because the link reads the replies to these calls only after this handler has returned.
+        self._tasks.start_soon(self._follow_up, reported.records)
         return True
 
-    async def _refill(self, records: tuple[link.Record, ...]) -> None:
+    async def _follow_up(self, records: tuple[link.Record, ...]) -> None:
+        """Refill the leases that used these records, and replace a broker that waited for them to be stored."""
         for refill in self._book.count(records):
             await self._link.send("refill", refill)
+        await self._replace_old()
 
     def __repr__(self) -> str:
         return f"<Broker {self._link!r}, {len(self._book.live)} leases>"

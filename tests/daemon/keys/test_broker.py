@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -370,7 +371,10 @@ def earlier_broker(settings: Settings, paths: BrokerPaths, *abilities: str) -> I
         with earlier.stdin as stdin:
             stdin.write(line)
             stdin.flush()
-            yield earlier
+            try:
+                yield earlier
+            finally:
+                earlier.kill()  # a test that failed did not end it
 
 
 async def test_a_broker_of_an_earlier_version_is_used_until_no_turn_runs(
@@ -406,6 +410,33 @@ async def test_a_broker_of_an_earlier_version_is_used_until_no_turn_runs(
     assert (during, at_once, between, later) == ([200, 200], 200, [403, 403], [403, 200])
     assert ended == 0
     assert sum("is of an earlier version" in record.getMessage() for record in caplog.records) == 1
+
+
+async def test_a_broker_of_an_earlier_version_is_replaced_when_its_last_record_is_stored(folder: Path) -> None:
+    """The last turn ends before the usage of its last request is stored: the broker waits for that, and no longer."""
+    free = threading.Event()
+    async with serve(key=KEY, script=lambda _: SAY) as model, vault_stage(folder) as stage:
+        settings, paths = settings_for(model.url), BrokerPaths.under(folder, folder)
+        await stage.put()
+        await keep_session(stage.store, session("s-1"))
+        with earlier_broker(settings, paths) as earlier:
+            await linked_with(folder, earlier.pid)
+            async with stage.broker(settings, always).running() as broker, anyio.create_task_group() as tasks:
+                grant = await broker.lease(session("s-1"), HOLDER, "anthropic", await row_of(stage))
+                await ask(grant)  # the broker has the key from now on
+                await booked(stage, 1)
+                tasks.start_soon(stage.store.write, lambda _: free.wait(60))
+                try:
+                    await ask(grant)
+                    await broker.end_turn("s-1")
+                    waits = earlier.poll() is None
+                finally:
+                    free.set()
+                ended = await anyio.to_thread.run_sync(earlier.wait, 60)
+                await booked(stage, 2)
+                await broker.revoke_executor("x-1")
+
+    assert (waits, ended) == (True, 0)
 
 
 SEARCH = {**ASK, "tools": [{"type": "web_search_20250305", "name": "web_search", "max_uses": 8}]}
